@@ -179,18 +179,18 @@ class ConsumerGroup:
         if epoch is not None and (not epochs or epochs[-1][1] != epoch):
             epochs.append((record.offset(), epoch))
 
-    def _committed(self, place: Place, offset: int) -> TopicPartition:
+    def _committed(self, partition: Place, offset: int) -> TopicPartition:
         """Returns an offset to commit, with the leader epoch of the record before it.
 
         A consumer that begins at this offset asks the leader to confirm the epoch (KIP-320), which shows if
         the log was cut.
         """
-        epochs = self._epochs.get(place, [])
+        epochs = self._epochs.get(partition, [])
         while len(epochs) > 1 and epochs[1][0] < offset:
             del epochs[0]
         if epochs and epochs[0][0] < offset:
-            return TopicPartition(*place, offset, leader_epoch=epochs[0][1])
-        return TopicPartition(*place, offset)
+            return TopicPartition(*partition, offset, leader_epoch=epochs[0][1])
+        return TopicPartition(*partition, offset)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Commit the offsets up to which the caller has finished the records of each partition.
@@ -201,18 +201,20 @@ class ConsumerGroup:
         Raises:
             SourceUnavailableError: The brokers do not answer.
         """
-        places = [self._committed(place, offset) for place, offset in offsets.items()]
+        places = [self._committed(partition, offset) for partition, offset in offsets.items()]
         if not places:
             return
         failed: list[KafkaException] = []
         try:
             done = self._consumer.commit(offsets=places, asynchronous=False)
-            failed += [KafkaException(place.error) for place in done or () if place.error is not None]
+            failed += [
+                KafkaException(partition.error) for partition in done or () if partition.error is not None
+            ]
         except KafkaException as error:
             failed.append(error)
-        for one in failed:
-            if one.args[0].code() not in _MOVED:
-                raise no_answer(self._brokers, one) from one
+        for failure in failed:
+            if failure.args[0].code() not in _MOVED:
+                raise no_answer(self._brokers, failure) from failure
             _LOG.warning(
                 "the partitions were assigned to another member of the group, which reads these records again"
             )
@@ -235,14 +237,14 @@ class ConsumerGroup:
     def _look(self) -> None:
         """Request the list of topics, and subscribe to the topics that ``wanted`` selects."""
         there = self._consumer.list_topics(timeout=_TIMEOUT).topics
-        found = self._wanted(there)
+        topics = self._wanted(there)
         self._looked = self._answered = time.monotonic()
         if self._first is None:
-            self._first = frozenset((name, number) for name in found for number in there[name].partitions)
-        if found != self._topics:
-            self._topics = found
-            if found:
-                self._consumer.subscribe(list(found), on_assign=self._assigned, on_revoke=self._revoked)
+            self._first = frozenset((name, number) for name in topics for number in there[name].partitions)
+        if topics != self._topics:
+            self._topics = topics
+            if topics:
+                self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked)
             else:
                 self._consumer.unsubscribe()
 
@@ -255,16 +257,16 @@ class ConsumerGroup:
     def _begin(self, places: list[TopicPartition]) -> None:
         """Begin to read assigned partitions from their committed offsets, or else from ``start``."""
         begins = self._consumer.committed(places, timeout=_TIMEOUT)
-        for place in begins:
-            if place.error is not None:  # otherwise the partition would count as one without a commit
-                raise KafkaException(place.error)
-        new = [place for place in begins if place.offset < 0]
-        for place in new:
-            place.offset = self._beginning(place)
+        for partition in begins:
+            if partition.error is not None:  # otherwise the partition would count as one without a commit
+                raise KafkaException(partition.error)
+        new = [partition for partition in begins if partition.offset < 0]
+        for partition in new:
+            partition.offset = self._beginning(partition)
         self._consumer.assign(begins)
         self._unread, self._joined = None, time.monotonic()
         self._epochs = {}
-        ends = [place for place in new if place.offset >= 0]
+        ends = [partition for partition in new if partition.offset >= 0]
         if ends:
             # Without this commit, the next owner of the partition would skip records that arrive before the
             # first commit.
@@ -274,14 +276,14 @@ class ConsumerGroup:
         """Called when the group takes this member's partitions away to assign them again."""
         self._unread = self._joined = None
 
-    def _beginning(self, place: TopicPartition) -> int:
+    def _beginning(self, partition: TopicPartition) -> int:
         """Returns the first offset to read of a partition without a committed offset.
 
         A partition that was added later is read from its first record.
         """
-        if self._start == "earliest" or (place.topic, place.partition) not in (self._first or ()):
+        if self._start == "earliest" or (partition.topic, partition.partition) not in (self._first or ()):
             return int(OFFSET_BEGINNING)
-        _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
+        _, end = self._consumer.get_watermark_offsets(partition, timeout=_TIMEOUT)
         return int(end)
 
     def _failure(self, error: KafkaError, **where: Any) -> SourceError:
@@ -332,7 +334,7 @@ class _Decoded(NamedTuple):
 
 def _offsets(records: list[_Decoded]) -> dict[Place, int]:
     """Returns the next offset of each partition after these records."""
-    return {(one.message.topic, one.message.partition): one.message.offset + 1 for one in records}
+    return {(record.message.topic, record.message.partition): record.message.offset + 1 for record in records}
 
 
 OnBadRecord = Callable[[BadRecord], None]
@@ -444,7 +446,7 @@ class EventConsumer:
                 break
             self._hand_out(list(self._waiting))
             self._waiting.clear()
-            events = tuple(event for one in self._out for event in one.events)
+            events = tuple(event for record in self._out for event in record.events)
             if events:
                 yield EventBatch(events, _offsets(self._out))
             self._finished()

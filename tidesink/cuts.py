@@ -105,14 +105,14 @@ def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
         raise ConfigError(
             "The pipeline has published no cut yet. Set cuts in the config, and run the pipeline.", key="cuts"
         )
-    found = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
-    if found is None:
+    newest = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
+    if newest is None:
         raise ConfigError(
             f"No stored cut is as old as {at}. The oldest cut is of {cuts[-1].time.isoformat()} "
             f"(commit_ts {cuts[-1].commit_ts}). Choose this time or a later one.",
             key="cuts.keep",
         )
-    return found
+    return newest
 
 
 def _is_by(cut: Cut, at: At) -> bool:

@@ -256,7 +256,7 @@ def _token_function(name: str) -> Callable[[str], Any]:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{TOKEN_CALLBACK} {name!r} cannot be imported ({type(error).__name__}). Set it to "
@@ -266,7 +266,7 @@ def _token_function(name: str) -> Callable[[str], Any]:
 
     def give(config: str) -> Any:
         try:
-            return found(config)
+            return function(config)
         except Exception as error:  # noqa: BLE001 - the callback is not our code
             # A signer's error may contain its secret, so only the error's class is shown.
             raise SourceUnavailableError(
@@ -318,8 +318,8 @@ class ConnectionErrors:
 
     def taken(self) -> KafkaError | None:
         """Returns the newest error since the last call, or None."""
-        found, self._newest = self._newest, None
-        return found
+        newest, self._newest = self._newest, None
+        return newest
 
 
 _PROBE_SECONDS: Final = 2.0
@@ -331,13 +331,13 @@ def why_silent(brokers: str, setting: str = "source") -> str:
     A test connection to each broker finds the reason, because librdkafka has one error code for all reasons.
     ``setting``: the config section that has ``brokers`` and ``kafka``.
     """
-    found = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
-    if None in found.values():
+    faults = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
+    if None in faults.values():
         return (
             "a broker accepts connections, but does not answer like Kafka. Check security.protocol and sasl "
             f"under {setting}.kafka, and that the brokers' advertised.listeners can be reached from here"
         )
-    reasons = ", ".join(dict.fromkeys(reason for reason in found.values() if reason is not None))
+    reasons = ", ".join(dict.fromkeys(reason for reason in faults.values() if reason is not None))
     return f"{reasons}. Check that the brokers run, and that {setting}.brokers is right"
 
 
@@ -558,25 +558,25 @@ def parse_jaas(text: str) -> JaasEntry:
 
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
     """Yields each word of the text, and True if the word is a punctuation mark."""
-    at, text = 0, text.strip()
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+    position, text = 0, text.strip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise JaasSyntaxError("a quotation mark has no end")
-        double, single, sign, word = found.groups()
+        double, single, sign, word = match.groups()
         quoted = double if double is not None else single
         if quoted is not None:
             yield _ESCAPE.sub(_character, quoted), False
         else:
             yield sign or word, sign is not None
-        at = found.end()
+        position = match.end()
 
 
 def _options(tokens: list[tuple[str, bool]]) -> Iterator[tuple[str, str]]:
     if len(tokens) % 3:
         raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
-    for at in range(0, len(tokens), 3):
-        (name, bad), equals, (value, worse) = tokens[at : at + 3]
+    for index in range(0, len(tokens), 3):
+        (name, bad), equals, (value, worse) = tokens[index : index + 3]
         if bad or worse or equals != ("=", True):
             raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
         yield name, value

@@ -104,13 +104,13 @@ def decode(
         raise typer.Exit(terminal.FAILED)
 
 
-def _strict(found: sources.Setting) -> CanalJsonSchema:
-    if found.protocol != "canal-json":
+def _strict(setting: sources.Setting) -> CanalJsonSchema:
+    if setting.protocol != "canal-json":
         raise ConfigError(
-            f"--strict only applies to canal-json. {found.protocol} records are always decoded with their "
+            f"--strict only applies to canal-json. {setting.protocol} records are always decoded with their "
             "own schema. Remove --strict."
         )
-    return CanalJsonSchema(found.options)
+    return CanalJsonSchema(setting.options)
 
 
 class _Reported(logging.Handler):
@@ -224,11 +224,11 @@ def _head(line: dict[str, Any]) -> str:
     kind, position = line["type"], line["position"]
     table = line.get("table")
     name = " " + ".".join(part for part in table.values() if part) if table else ""
-    place = f"{position['topic']}[{position['partition']}]@{position['offset']}"
+    record_position = f"{position['topic']}[{position['partition']}]@{position['offset']}"
     moment = commit_time(line.get("commit_ts"))
     when = f"  {moment} UTC (commit_ts {line['commit_ts']})" if moment else ""
     colour = _COLOURS.get(kind, "default")
-    return f"[{colour}]{kind}[/{colour}]{escape(name)}  [dim]{escape(place)}{when}[/dim]"
+    return f"[{colour}]{kind}[/{colour}]{escape(name)}  [dim]{escape(record_position)}{when}[/dim]"
 
 
 def _columns(line: dict[str, Any]) -> Iterator[str]:
@@ -323,9 +323,9 @@ class Observed:
             others = self._seen.get(option, set()) - {declared}
             if others:
                 name = option.replace("_", "-")
-                found = _word(others.pop())
+                actual = _word(others.pop())
                 yield (
-                    f"{name} is declared as {_word(declared)}, but records were written with {found}. "
+                    f"{name} is declared as {_word(declared)}, but records were written with {actual}. "
                     "They are decoded as they were written"
                 )
 
@@ -439,43 +439,43 @@ def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
     A line for which the protocol sends no record yields None.
     """
     shared: list[Encoded] = []
-    for one in lines:
-        place, before = position_of(one.line), position_of(shared[-1].line) if shared else None
-        if before is not None and not (place.index > 0 and before[:3] == place[:3]):
+    for entry in lines:
+        position, before = position_of(entry.line), position_of(shared[-1].line) if shared else None
+        if before is not None and not (position.index > 0 and before[:3] == position[:3]):
             yield from _whole(shared)
             shared = []
-        shared.append(one)
+        shared.append(entry)
     if shared:
         yield from _whole(shared)
 
 
 def _whole(shared: list[Encoded]) -> Iterator[Message | EncodeError | None]:
-    if any(isinstance(one.record, EncodeError) for one in shared):
+    if any(isinstance(entry.record, EncodeError) for entry in shared):
         yield from map(_refusal, shared)
         return
     message: Message | None = None
-    for one in shared:
-        if not isinstance(one.record, EncodedRecord):
+    for entry in shared:
+        if not isinstance(entry.record, EncodedRecord):
             yield None
         elif message is None:
-            topic, partition, offset = position_of(one.line)[:3]
-            message = Message(topic, partition, offset, one.record.key, one.record.value)
+            topic, partition, offset = position_of(entry.line)[:3]
+            message = Message(topic, partition, offset, entry.record.key, entry.record.value)
         else:
-            message = replace(message, value=_terminated(message.value) + _terminated(one.record.value))
+            message = replace(message, value=_terminated(message.value) + _terminated(entry.record.value))
     if message is not None:
         yield message
 
 
-def _refusal(one: Encoded) -> EncodeError:
-    if isinstance(one.record, EncodeError):
-        return one.record
-    position = position_of(one.line)
+def _refusal(entry: Encoded) -> EncodeError:
+    if isinstance(entry.record, EncodeError):
+        return entry.record
+    position = position_of(entry.line)
     return EncodeError(
         "The line was not written, because another line of the same Kafka record cannot be encoded.",
         topic=position.topic,
         partition=position.partition,
         offset=position.offset,
-        line=one.number,
+        line=entry.number,
     )
 
 
@@ -560,14 +560,14 @@ class SchemaLines:
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
             options = replace(options, large_message_handle_compression=kind)
-        place = control, options.large_message_handle_compression
-        if place not in self._codecs:
+        key = control, options.large_message_handle_compression
+        if key not in self._codecs:
             if control:
                 # TiCDC only sends watermarks with the TiDB extension, and DDL in Avro with both options.
                 options = replace(options, enable_tidb_extension=True, avro_enable_watermark=True)
             setting = self._setting
-            self._codecs[place] = open_codec(setting.protocol, registry=setting.registry, options=options)
-        return self._codecs[place]
+            self._codecs[key] = open_codec(setting.protocol, registry=setting.registry, options=options)
+        return self._codecs[key]
 
     def _schema_of(self, line: Line) -> TableSchema:
         if not isinstance(self._codec, FlatAvroCodec):
@@ -578,14 +578,14 @@ class SchemaLines:
         if schema_id is None:
             return _defined(self._definitions, line)
         keys = tuple(line.get("key") or ())
-        known = self._schemas.get((schema_id, keys))
-        if known is None:
+        schema = self._schemas.get((schema_id, keys))
+        if schema is None:
             try:
-                known = self._codec.schema_of(schema_id, keys=keys)
+                schema = self._codec.schema_of(schema_id, keys=keys)
             except DecodeError as error:
                 raise EncodeError(error.message, schema_id=schema_id) from error
-            self._schemas[schema_id, keys] = known
-        return known
+            self._schemas[schema_id, keys] = schema
+        return schema
 
 
 class CanalJsonLines:

@@ -45,23 +45,23 @@ def list_cuts(
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
-        found = cut_log(spark, settings).cuts()
+        cuts = cut_log(spark, settings).cuts()
     waits = cuts_of(settings)
     if output is OutputFormat.JSON:
         shown = [
-            {"commit_ts": one.commit_ts, "time": one.time.isoformat(), "published": one.published.isoformat()}
-            | {"tables": len(one.tables)}
-            for one in found[:limit]
+            {"commit_ts": cut.commit_ts, "time": cut.time.isoformat(), "published": cut.published.isoformat()}
+            | {"tables": len(cut.tables)}
+            for cut in cuts[:limit]
         ]
         write_json({"pipeline": settings.pipeline, "cuts": shown, "next": waits})
         return
     rows = [
-        (one.commit_ts, shown_instant(one.time), shown_moment(one.published), len(one.tables))
-        for one in found[:limit]
+        (cut.commit_ts, shown_instant(cut.time), shown_moment(cut.published), len(cut.tables))
+        for cut in cuts[:limit]
     ]
     show_table(None, ("commit_ts", "time", "published", "tables"), rows)
-    if len(found) > limit:
-        typer.echo(f"{len(found) - limit} older cuts are not listed. Show more with --limit")
+    if len(cuts) > limit:
+        typer.echo(f"{len(cuts) - limit} older cuts are not listed. Show more with --limit")
     for line in cut_lines(waits):
         typer.echo(line)
 
@@ -84,42 +84,52 @@ def show(
     with started_spark(settings) as spark:
         log = cut_log(spark, settings)
         cut = chosen(log.cuts(), at)
-        gone: dict[CutTable, str] = {}
+        unreadable: dict[CutTable, str] = {}
         tags: dict[CutTable, str] = {}
         from tidesink.sinks.targets.lake.cuts import frame_of
 
-        for one in cut.tables:
+        for cut_table in cut.tables:
             try:
-                frame_of(log, one)
-                tags[one] = log.tag_of(one) or ""
+                frame_of(log, cut_table)
+                tags[cut_table] = log.tag_of(cut_table) or ""
             except TargetError as exc:
-                gone[one] = exc.message
+                unreadable[cut_table] = exc.message
     if output is OutputFormat.JSON:
-        write_json(_as_json(settings, cut, gone, tags))
+        write_json(_as_json(settings, cut, unreadable, tags))
     else:
         typer.echo(
             f"cut {cut.commit_ts}: {shown_instant(cut.time)} UTC, published {shown_moment(cut.published)}"
         )
         rows = [
-            (str(one.table), one.place, one.version, "" if one.changes is None else one.changes)
-            + ((tags.get(one, ""),) if any(tags.values()) else ())
-            for one in cut.tables
+            (
+                str(cut_table.table),
+                cut_table.place,
+                cut_table.version,
+                "" if cut_table.changes is None else cut_table.changes,
+            )
+            + ((tags.get(cut_table, ""),) if any(tags.values()) else ())
+            for cut_table in cut.tables
         ]
         columns = ("table", "place", "version", "changes", "tag")
         show_table(None, columns if any(tags.values()) else columns[:-1], rows)
-        for table, reason in gone.items():
+        for table, reason in unreadable.items():
             typer.echo(f"{table.table}: {reason}")
-    if gone:
+    if unreadable:
         raise typer.Exit(terminal.UNWELL)
 
 
 def _as_json(
-    config: Config, cut: Cut, gone: Mapping[CutTable, str], tags: Mapping[CutTable, str]
+    config: Config, cut: Cut, unreadable: Mapping[CutTable, str], tags: Mapping[CutTable, str]
 ) -> dict[str, Any]:
     tables = [
-        {"table": one.table._asdict(), "place": one.place, "version": one.version, "changes": one.changes}
-        | {"tag": tags.get(one) or None, "gone": gone.get(one)}
-        for one in cut.tables
+        {
+            "table": table.table._asdict(),
+            "place": table.place,
+            "version": table.version,
+            "changes": table.changes,
+        }
+        | {"tag": tags.get(table) or None, "gone": unreadable.get(table)}
+        for table in cut.tables
     ]
     moments = {"time": cut.time.isoformat(), "published": cut.published.isoformat()}
     return {"pipeline": config.pipeline, "commit_ts": cut.commit_ts, **moments, "tables": tables}

@@ -142,7 +142,7 @@ def list_changes(
             {
                 "pipeline": settings.pipeline,
                 "place": without_secrets(settings.state),
-                "changes": [one.as_json() for one in changes],
+                "changes": [change.as_json() for change in changes],
                 "ddl": [record_json(row, statuses) for row in events],
             }
         )
@@ -161,16 +161,16 @@ def list_changes(
 def _show_changes(changes: Iterable[TableChange]) -> None:
     rows = [
         (
-            str(one.table),
-            one.state,
-            one.change["kind"],
-            one.change.get("time", ""),
-            "" if one.decided is None else shown_moment(_moment(one.decided)),
-            one.digest[: _shown_digest()],
-            ", ".join(_ways(one)) if one.waits else "",
-            _what(one.change),
+            str(entry.table),
+            entry.state,
+            entry.change["kind"],
+            entry.change.get("time", ""),
+            "" if entry.decided is None else shown_moment(_moment(entry.decided)),
+            entry.digest[: _shown_digest()],
+            ", ".join(_ways(entry)) if entry.waits else "",
+            _what(entry.change),
         )
-        for one in changes
+        for entry in changes
     ]
     columns = ("table", "state", "kind", "time", "decided", "digest", "possible", "change")
     show_table(None, columns, rows, folded=("change",))
@@ -198,8 +198,8 @@ def _what(change: Mapping[str, Any]) -> str:
     return f"{change['column']}: {turned}" if change["column"] and turned else change["column"] or turned
 
 
-def _ways(one: TableChange) -> list[str]:
-    return [DDL_COMMANDS[policy] for policy in one.change["accepts"]]
+def _ways(entry: TableChange) -> list[str]:
+    return [DDL_COMMANDS[policy] for policy in entry.change["accepts"]]
 
 
 @app.command()
@@ -211,25 +211,25 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
     """
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
-    found = _of_name(named, settings, statuses, _changes(settings, statuses, ()))
-    if not found:
+    changes = _of_name(named, settings, statuses, _changes(settings, statuses, ()))
+    if not changes:
         raise NotKeptError(
             f"There is no waiting and no decided schema change of {named}. `tidesink ddl list` lists all "
             "changes."
         )
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "changes": [one.as_json() for one in found]})
+        write_json({"pipeline": settings.pipeline, "changes": [change.as_json() for change in changes]})
         return
-    for one in found:
-        for line in _lines(one):
+    for change in changes:
+        for line in _lines(change):
             echo(line)
 
 
-def _lines(one: TableChange) -> Iterator[str]:
+def _lines(entry: TableChange) -> Iterator[str]:
     """Yield the text lines that show a change, followed by the commands that approve or reject it."""
-    change = one.change
-    decided = "" if one.decided is None else shown_moment(_moment(one.decided))
-    yield f"{one.table}: {change['kind']}, {one.state}{f' at {decided} UTC' if decided else ''}"
+    change = entry.change
+    decided = "" if entry.decided is None else shown_moment(_moment(entry.decided))
+    yield f"{entry.table}: {change['kind']}, {entry.state}{f' at {decided} UTC' if decided else ''}"
     for label, text in (
         ("column", change["column"]),
         ("from", change["from"]),
@@ -237,12 +237,12 @@ def _lines(one: TableChange) -> Iterator[str]:
         ("committed", change.get("time")),
         ("statement", change.get("statement")),
         ("reason", change["reason"]),
-        ("digest", one.digest),
+        ("digest", entry.digest),
     ):
         if text:
             yield f"  {label}: {text}"
-    for way in _ways(one) if one.waits else ():
-        yield f"  tidesink ddl {way} {one.digest[: _shown_digest()]}"
+    for way in _ways(entry) if entry.waits else ():
+        yield f"  tidesink ddl {way} {entry.digest[: _shown_digest()]}"
 
 
 @app.command()
@@ -287,21 +287,21 @@ def _decide(
         raise ConfigError("Give either tables (schema.table) and digests, or --all-of KIND.")
     settings = chosen_config(None, option)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
-    waiting = [one for one in _changes(settings, statuses, ()) if one.waits]
+    waiting = [change for change in _changes(settings, statuses, ()) if change.waits]
     chosen = _of_kind(kind, waiting) if kind is not None else []
     for name in named or ():
-        found = _of_name(name, settings, statuses, waiting)
-        if not found:
+        changes = _of_name(name, settings, statuses, waiting)
+        if not changes:
             raise ConfigError(
                 f"No schema change of {name} waits for a decision. `tidesink ddl list` shows the waiting "
                 "changes."
             )
-        if len({one.table for one in found}) > 1:
-            tables = ", ".join(str(one.table) for one in found)
+        if len({change.table for change in changes}) > 1:
+            tables = ", ".join(str(change.table) for change in changes)
             raise ConfigError(
                 f"The change {name} waits in several tables ({tables}). Give the tables' names instead."
             )
-        chosen += found
+        chosen += changes
     _ask(settings, chosen, policy, output)
 
 
@@ -316,13 +316,13 @@ def _of_kind(kind: str, waiting: Iterable[TableChange]) -> list[TableChange]:
         raise ConfigError(
             f"--all-of {kind}: there is no such kind{nearest(kind, kinds)}. The kinds are {', '.join(kinds)}."
         )
-    found = [one for one in waiting if one.change["kind"] == kind]
-    if not found:
+    changes = [entry for entry in waiting if entry.change["kind"] == kind]
+    if not changes:
         raise ConfigError(
             f"No schema change of kind {kind} waits for a decision. `tidesink ddl list` shows the waiting "
             "changes."
         )
-    return found
+    return changes
 
 
 def _of_name(
@@ -334,11 +334,11 @@ def _of_name(
         ConfigError: ``name`` is neither a table of the pipeline nor the start of a digest, or several digests
             begin with it.
     """
-    known = (*(entry.table for entry in config.tables if entry.table is not None), *statuses)
-    if fold_name(name) not in {fold_name(str(table)) for table in known} and _DIGEST.fullmatch(name):
+    tables = (*(entry.table for entry in config.tables if entry.table is not None), *statuses)
+    if fold_name(name) not in {fold_name(str(table)) for table in tables} and _DIGEST.fullmatch(name):
         return _of_digest(name.lower(), changes)
     table = known_table(name, config, statuses)
-    return [one for one in changes if one.table == table]
+    return [change for change in changes if change.table == table]
 
 
 def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
@@ -347,13 +347,13 @@ def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
     Raises:
         ConfigError: different digests begin with ``start``.
     """
-    found = [one for one in changes if one.digest.startswith(start)]
-    if len({one.digest for one in found}) > 1:
-        shown = ", ".join(f"{one.digest} ({one.table})" for one in found)
+    matching = [change for change in changes if change.digest.startswith(start)]
+    if len({change.digest for change in matching}) > 1:
+        shown = ", ".join(f"{change.digest} ({change.table})" for change in matching)
         raise ConfigError(
             f"Several changes have a digest that begins with {start}: {shown}. Give more of its digits."
         )
-    return found
+    return matching
 
 
 def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, output: OutputFormat) -> None:
@@ -364,10 +364,10 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
         StateStoreError: the state store does not answer.
     """
     now, digests = time.time(), dict[TableId, dict[str, ChangePolicy]]()
-    decided = [replace(one, policy=policy, decided=now) for one in dict.fromkeys(chosen)]
-    for one in decided:
-        _check(one, policy)
-        digests.setdefault(one.table, {})[one.digest] = policy
+    decided = [replace(change, policy=policy, decided=now) for change in dict.fromkeys(chosen)]
+    for entry in decided:
+        _check(entry, policy)
+        digests.setdefault(entry.table, {})[entry.digest] = policy
     _store(config, decided, policy, now)
 
     def asked(table: TableId, _status: TableStatus | None) -> Callable[[TableControl], TableControl]:
@@ -378,11 +378,11 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
     ]
     alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
-        shown = [one.as_json() for one in decided]
+        shown = [change.as_json() for change in decided]
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "changes": shown})
         return
-    for one in decided:
-        typer.echo(f"{one.table}: {change_words(one.change)}: {one.state}")
+    for entry in decided:
+        typer.echo(f"{entry.table}: {change_words(entry.change)}: {entry.state}")
     for table in rests:
         echo(f"{table}: paused by request. Run `tidesink resume {table}` to continue")
     typer.echo(WHERE_IT_ENDS[alive])
@@ -392,7 +392,7 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
     from tidesink.sinks.worker.control import Decision, store_decisions
 
     with worked_with(config) as store:
-        decisions = [Decision(one.table, policy, now, one.change) for one in decided]
+        decisions = [Decision(entry.table, policy, now, entry.change) for entry in decided]
         store_decisions(store, config.pipeline, decisions)
 
 
@@ -402,15 +402,15 @@ _NO_WAY: Final = (
 )
 
 
-def _check(one: TableChange, policy: ChangePolicy) -> None:
-    accepts = one.change["accepts"]
+def _check(entry: TableChange, policy: ChangePolicy) -> None:
+    accepts = entry.change["accepts"]
     if policy not in accepts:
-        ways = " or ".join(f"tidesink ddl {way} {one.digest[: _shown_digest()]}" for way in _ways(one))
-        reason = one.change["reason"] or f"only {ways} is possible here"
+        ways = " or ".join(f"tidesink ddl {way} {entry.digest[: _shown_digest()]}" for way in _ways(entry))
+        reason = entry.change["reason"] or f"only {ways} is possible here"
         error = ConfigError(
-            f"{change_words(one.change)}: cannot be {_STATES[policy]}: {reason}", table=str(one.table)
+            f"{change_words(entry.change)}: cannot be {_STATES[policy]}: {reason}", table=str(entry.table)
         )
-        error.next_step = ways if accepts else _NO_WAY.format(one.table)
+        error.next_step = ways if accepts else _NO_WAY.format(entry.table)
         raise error
 
 
@@ -428,25 +428,31 @@ def _changes(
         return []
     with worked_with(config) as store:
         controls = read_controls(store, config.pipeline)
-        decisions = {(one.table, one.change["digest"]): one for one in read_decisions(store, config.pipeline)}
+        decisions = {
+            (stored.table, stored.change["digest"]): stored
+            for stored in read_decisions(store, config.pipeline)
+        }
         choices = [
-            TableChange(table, {**one.change, **_WAITS_NOT}, one.policy, one.at, waits=False, by_policy=True)
+            TableChange(
+                table, {**choice.change, **_WAITS_NOT}, choice.policy, choice.at, waits=False, by_policy=True
+            )
             for table in statuses
             if not asked or table in asked
-            for one in read_choices(store, config.pipeline, table)
+            for choice in read_choices(store, config.pipeline, table)
         ]
-    found = []
+    entries = []
     for table, status in statuses.items():
         accepted = controls.get(table, NOTHING_ASKED).accepted
         for change in pending_changes(status):
             decision = decisions.pop((table, change["digest"]), None)
             policy = accepted.get(change["digest"])
-            at = None if decision is None else decision.at
-            found.append(TableChange(table, change, policy, at, waits=True))
-    found += (
-        TableChange(one.table, one.change, one.policy, one.at, waits=False) for one in decisions.values()
+            decided = None if decision is None else decision.at
+            entries.append(TableChange(table, change, policy, decided, waits=True))
+    entries += (
+        TableChange(other.table, other.change, other.policy, other.at, waits=False)
+        for other in decisions.values()
     )
-    return [*(one for one in found if not asked or one.table in asked), *choices]
+    return [*(entry for entry in entries if not asked or entry.table in asked), *choices]
 
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
@@ -457,5 +463,5 @@ def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
     if not tables:
         return []
     with worked_with(config) as store:
-        found = load_ddl(store, config.pipeline, tables)
-    return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in found]
+        events = load_ddl(store, config.pipeline, tables)
+    return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in events]

@@ -89,14 +89,14 @@ def list_letters(
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
-    groups, place = letters.groups(chosen_records(settings.pipeline, table)), letters.place
+    groups, location = letters.groups(chosen_records(settings.pipeline, table)), letters.place
     _note_open(settings, table, lambda: groups)
     if output is OutputFormat.JSON:
-        known = tables_worked_on(settings)
-        shown = [group_json(group, known) for group in groups]
-        write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
+        tables = tables_worked_on(settings)
+        shown = [group_json(group, tables) for group in groups]
+        write_json({"pipeline": settings.pipeline, "place": location, "dead_letters": shown})
     elif not groups:
-        typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
+        typer.echo(f"no dead letters of {table or settings.pipeline} in {location}")
     else:
         show_table(None, _COLUMNS, map(group_row, groups))
 
@@ -167,18 +167,18 @@ def _show_places(config: Config, table: str, topic_id: str | None, output: Outpu
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
-    found = letters.letters(chosen_records(config.pipeline, table, None, topic_id))
+    stored = letters.letters(chosen_records(config.pipeline, table, None, topic_id))
     if output is OutputFormat.JSON:
-        known = tables_worked_on(config)
-        shown = [letter_json(letter, known) for letter in found]
+        tables = tables_worked_on(config)
+        shown = [letter_json(letter, tables) for letter in stored]
         write_json({"pipeline": config.pipeline, "place": letters.place, "dead_letters": shown})
-    elif not found:
+    elif not stored:
         typer.echo(f"no dead letters of {table} in {letters.place}")
     else:
-        newest = found[-_MOST_PLACES:]
+        newest = stored[-_MOST_PLACES:]
         show_table(None, ("place", "time", "error", "reason"), map(_place_row, newest), folded=("reason",))
-        if len(found) > len(newest):
-            typer.echo(f"and {len(found) - len(newest)} earlier letters. Show all of them with -o json")
+        if len(stored) > len(newest):
+            typer.echo(f"and {len(stored) - len(newest)} earlier letters. Show all of them with -o json")
         last = place_of(newest[-1]._asdict())
         terminal.echo(f"to show one: tidesink dlq show {shlex.quote(table)} {shlex.quote(last)}")
 
@@ -362,7 +362,7 @@ _LEFT: Final = (
 )
 
 
-def _confirmed(count: int, place: str) -> bool:
+def _confirmed(count: int, location: str) -> bool:
     """Ask the user on stderr whether the letters may be dropped. Stdout is only for the result.
 
     Raises:
@@ -370,9 +370,9 @@ def _confirmed(count: int, place: str) -> bool:
     """
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{count} dead letters in {place} would be dropped for good. Give --yes to drop them."
+            f"{count} dead letters in {location} would be dropped for good. Give --yes to drop them."
         )
-    return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
+    return typer.confirm(f"Drop {count} dead letters in {location} for good?", err=True)
 
 
 def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
@@ -385,20 +385,20 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
-    found = letters.rows(chosen, limit=2)
-    check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
-    if not found:
+    rows = letters.rows(chosen, limit=2)
+    check_one_topic(((row["topic"], row["topic_id"]) for row in rows), place)
+    if not rows:
         raise not_stored(chosen, letters.place)
-    return found[0]
+    return rows[0]
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
     """Decode a letter's bytes with the codec of ``config``. Returns a line per event, or one error line."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
-    found = setting({"config": config})
-    codec = found.open_codec()
+    codec_setting = setting({"config": config})
+    codec = codec_setting.open_codec()
     try:
-        return list(decoded_lines(codec, message, Observed(found)))
+        return list(decoded_lines(codec, message, Observed(codec_setting)))
     except RegistryError as error:
         return [error_json(error, message)]
 
@@ -416,9 +416,9 @@ def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> Non
     Raises:
         ConfigError: several topics have a record at the place.
     """
-    found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
-    if len(found) > 1:
-        shown = ", ".join(f"{topic} ({topic_id or 'id not stored'})" for topic, topic_id in found)
+    distinct = sorted({(topic, topic_id or "") for topic, topic_id in topics})
+    if len(distinct) > 1:
+        shown = ", ".join(f"{topic} ({topic_id or 'id not stored'})" for topic, topic_id in distinct)
         raise ConfigError(
             f"Several topics have a record at {place}: {shown}. Give TOPIC[PARTITION]@OFFSET, and --topic-id "
             "for a topic that was created again under its name."
@@ -437,11 +437,11 @@ def chosen_records(
 
     if place is None:
         return Chosen(pipeline, table, topic_id=topic_id)
-    found = _PLACE.fullmatch(place)
-    if found is None:
+    match = _PLACE.fullmatch(place)
+    if match is None:
         raise ConfigError(f"{place!r} is not a place. Give PARTITION@OFFSET, such as 0@17, or topic[0]@17.")
-    partition, offset = int(found["inner"] or found["partition"] or 0), int(found["offset"])
-    return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
+    partition, offset = int(match["inner"] or match["partition"] or 0), int(match["offset"])
+    return Chosen(pipeline, table, match["topic"], topic_id, partition=partition, offset=offset)
 
 
 def error_name(text: str | None) -> str | None:
@@ -450,11 +450,11 @@ def error_name(text: str | None) -> str | None:
     Raises:
         ConfigError: no error class has this name.
     """
-    known = {name.lower(): name for name in _names_below(TidesinkError)}
-    if text is None or text.lower() in known:
-        return None if text is None else known[text.lower()]
+    names = {name.lower(): name for name in _names_below(TidesinkError)}
+    if text is None or text.lower() in names:
+        return None if text is None else names[text.lower()]
     raise ConfigError(
-        f"--error {text}: there is no such error{nearest(text, known.values())}. `tidesink dlq list` shows "
+        f"--error {text}: there is no such error{nearest(text, names.values())}. `tidesink dlq list` shows "
         "the errors of the letters, and docs/errors.md lists all errors."
     )
 
@@ -467,9 +467,9 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
 
 def not_stored(chosen: Chosen, store: str) -> NotKeptError:
     """Return the error that no dead letter is stored at a place."""
-    place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
+    position = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
-        f"Pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}. "
+        f"Pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {position} in {store}. "
         "`tidesink dlq list` lists its letters."
     )
 

@@ -281,13 +281,13 @@ def jars(output: Output = OutputFormat.TEXT) -> None:
     A worker then starts without network access. The command also stores an archive of Spark's classes, with
     which the JVM needs two thirds of the time to start.
     """
-    found = all_connector_jars(progress=note)
+    files = all_connector_jars(progress=note)
     archive = make_class_archive(note)
     if output is OutputFormat.JSON:
-        names = [jar.name for jar in found]
+        names = [jar.name for jar in files]
         write_json({"directory": str(jar_directory()), "jars": names, "classes": archive})
     else:
-        typer.echo(f"{len(found)} jars in {jar_directory()}")
+        typer.echo(f"{len(files)} jars in {jar_directory()}")
 
 
 def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
@@ -296,8 +296,8 @@ def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
         "right": result.right,
         "rows": result.rows,
         "events": result.events,
-        "equal": [diff_json(one) for one in result.equal],
-        "altered": [diff_json(one) for one in result.altered],
+        "equal": [diff_json(diff) for diff in result.equal],
+        "altered": [diff_json(diff) for diff in result.altered],
         "error": result.run.error,
         "seconds": result.seconds,
         "config": str(result.config),

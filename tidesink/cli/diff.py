@@ -121,25 +121,29 @@ def diff(
     with ExitStack() as closing:
         file = closing.enter_context(kept(report, side, of=of, resume=resume)) if report is not None else None
         tell = closing.enter_context(_telling())
-        found = [one for one in file.found if one.table in chosen] if file is not None else list[TableDiff]()
-        left = [one for one in chosen if one not in {earlier.table for earlier in found}]
+        results = (
+            [result for result in file.found if result.table in chosen]
+            if file is not None
+            else list[TableDiff]()
+        )
+        left = [table for table in chosen if table not in {earlier.table for earlier in results}]
         if left:
             tell(f"{settings.pipeline}: starting Spark")
             keep = None if file is None else file.keep
-            for one in compared(
+            for result in compared(
                 settings, left, options, tell=tell, keep=keep, goes_on=not tables, against=other
             ):
-                found.append(one)
+                results.append(result)
                 if file is not None:
-                    file.done(one)
-    failed = any(one.refused is not None for one in found)
-    found += refused
+                    file.done(result)
+    failed = any(result.refused is not None for result in results)
+    results += refused
     if output is OutputFormat.JSON:
-        shown = [diff_json(one, side) for one in found]
+        shown = [diff_json(result, side) for result in results]
         write_json({"pipeline": settings.pipeline, **compared_with, "tables": shown})
     else:
-        show_diffs(found, side)
-    if any(one.differs or one.unsettled for one in found):
+        show_diffs(results, side)
+    if any(result.differs or result.unsettled for result in results):
         raise typer.Exit(terminal.UNWELL)
     if failed:
         raise typer.Exit(terminal.USAGE)
@@ -179,9 +183,9 @@ def _chosen(
     from tidesink.sinks.diff.comparison import TableDiff
     from tidesink.sinks.worker.table_copy import obstacle, refusal
 
-    known = _topics(config)
-    tables = [known_table(name, config, known) for name in dict.fromkeys(names)] if names else [*known]
-    refused = {table: reason for table in tables if (reason := obstacle(config, table, known.get(table)))}
+    topics = _topics(config)
+    tables = [known_table(name, config, topics) for name in dict.fromkeys(names)] if names else [*topics]
+    refused = {table: reason for table in tables if (reason := obstacle(config, table, topics.get(table)))}
     if against is not None:
         others = _topics(against)
         if not names and not {*tables} & {*others}:
@@ -210,7 +214,7 @@ def _topics(config: Config) -> dict[TableId, str | None]:
     from tidesink.sinks.worker.table_copy import topic_of
 
     with worked_with(config) as store:
-        return {one.table: topic_of(one) for one in store.statuses(config.pipeline)}
+        return {status.table: topic_of(status) for status in store.statuses(config.pipeline)}
 
 
 @contextmanager
@@ -224,58 +228,58 @@ def _telling() -> Iterator[Callable[[str], None]]:
         yield lambda line: status.update(line.replace("[", "\\["))
 
 
-def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
+def diff_json(diff: TableDiff, side: Side = "source") -> dict[str, Any]:
     """Return the result of comparing one table as JSON."""
-    table = found.table._asdict()
-    if found.refused is not None:
-        return {"table": table, "refused": found.refused}
-    counts = {named(name, side): getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
-    shown = [difference_json(one, side) for one in found.shown]
-    as_of = {} if found.as_of is None else {"commit_ts": found.as_of}
-    return {"table": table, **as_of, **counts, "not_compared": list(found.not_compared), "differences": shown}
+    table = diff.table._asdict()
+    if diff.refused is not None:
+        return {"table": table, "refused": diff.refused}
+    counts = {named(name, side): getattr(diff, name) for name in ("at_source", "at_target", *_COUNTS)}
+    shown = [difference_json(difference, side) for difference in diff.shown]
+    as_of = {} if diff.as_of is None else {"commit_ts": diff.as_of}
+    return {"table": table, **as_of, **counts, "not_compared": list(diff.not_compared), "differences": shown}
 
 
 def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
     """Print the counts of each compared table, and then the keys that differ."""
-    compared = [one for one in tables if one.refused is None]
+    compared = [diff for diff in tables if diff.refused is None]
     if compared:
         counts = (named(name, side).replace("_", "\n") for name in _COUNTS)
         columns = ("table", f"at {side}", "at target", *counts)
         rows = (
-            (str(one.table), one.at_source, one.at_target, *(getattr(one, name) for name in _COUNTS))
-            for one in compared
+            (str(diff.table), diff.at_source, diff.at_target, *(getattr(diff, name) for name in _COUNTS))
+            for diff in compared
         )
         show_table(None, columns, rows)
-    for one in tables:
-        for line in _lines(one, side):
-            typer.echo(f"{one.table}: {line}")
+    for diff in tables:
+        for line in _lines(diff, side):
+            typer.echo(f"{diff.table}: {line}")
     if not tables:
         typer.echo("no worker has read a table yet")
 
 
-def _lines(found: TableDiff, side: Side) -> Iterator[str]:
+def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
     """Yield text lines with a table's differing keys, and its columns and rows that were not compared."""
-    if found.refused is not None:
-        yield f"not compared: {found.refused}"
-    if found.not_compared:
-        yield f"columns that are not compared: {', '.join(found.not_compared)}"
-    if found.unreadable:
+    if diff.refused is not None:
+        yield f"not compared: {diff.refused}"
+    if diff.not_compared:
+        yield f"columns that are not compared: {', '.join(diff.not_compared)}"
+    if diff.unreadable:
         yield (
-            f"{found.unreadable} rows of the source cannot be compared: a value does not fit the target's "
+            f"{diff.unreadable} rows of the source cannot be compared: a value does not fit the target's "
             "column. A snapshot of the table (tidesink snapshot start) reports the column"
         )
-    for one in found.shown:
-        key = ", ".join(f"{name}={value}" for name, value in one.key.items())
-        columns = f" in {', '.join(one.columns)}" if one.columns else ""
-        yield f"({key}) {_WORDS[one.kind].format(side=side)}{columns}"
-        for name, (here, there) in (one.values or {}).items():
+    for difference in diff.shown:
+        key = ", ".join(f"{name}={value}" for name, value in difference.key.items())
+        columns = f" in {', '.join(difference.columns)}" if difference.columns else ""
+        yield f"({key}) {_WORDS[difference.kind].format(side=side)}{columns}"
+        for name, (here, there) in (difference.values or {}).items():
             yield f"  {name}: {_shown(here)} at the {side}, {_shown(there)} at the target"
-    left = found.different + found.only_at_source + found.only_at_target - len(found.shown)
+    left = diff.different + diff.only_at_source + diff.only_at_target - len(diff.shown)
     if left:
         yield f"{left} more keys differ. Show more with --limit, or write all to a file with --report"
-    if found.unsettled:
+    if diff.unsettled:
         yield (
-            f"{found.unsettled} keys could not be compared for certain: they kept changing, or their changes "
+            f"{diff.unsettled} keys could not be compared for certain: they kept changing, or their changes "
             "are not applied yet. Compare again"
         )
 

@@ -39,17 +39,17 @@ class Report:
         self._progress = path.with_name(path.name + _SUFFIX) if path.is_file() else None
         self._file, self._side, self._of = file, side, dict(of)
 
-    def keep(self, table: TableId, one: Difference) -> None:
+    def keep(self, table: TableId, difference: Difference) -> None:
         """Write a key that differs to the report file."""
         with _writing():
-            line = {"table": table._asdict(), **difference_json(one, self._side)}
+            line = {"table": table._asdict(), **difference_json(difference, self._side)}
             self._file.write(orjson.dumps(line) + b"\n")
 
-    def done(self, found: TableDiff) -> None:
+    def done(self, diff: TableDiff) -> None:
         """Record a table as compared. A table that could not be compared is tried again with --resume."""
-        if found.refused is not None:
+        if diff.refused is not None:
             return
-        self.found.append(found)
+        self.found.append(diff)
         if self._progress is None:
             return
         with _writing():
@@ -69,23 +69,23 @@ class Report:
 
         path = self._file.name
         try:
-            kept = json.loads(self._progress.read_bytes() if self._progress is not None else b"")
-            found, size = msgspec.convert(kept["tables"], list[TableDiff]), int(kept["bytes"])
+            document = json.loads(self._progress.read_bytes() if self._progress is not None else b"")
+            diffs, size = msgspec.convert(document["tables"], list[TableDiff]), int(document["bytes"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"There is no comparison to continue: {path}{_SUFFIX} does not exist. Remove --resume.",
                 key="--resume",
             ) from error
-        if kept["of"] != self._of:
+        if document["of"] != self._of:
             raise ConfigError(
-                f"{path} is from another comparison ({_named_options(kept['of'])}, not "
+                f"{path} is from another comparison ({_named_options(document['of'])}, not "
                 f"{_named_options(self._of)}). Give the same options, or another file.",
                 key="--resume",
             )
         with _writing():
             self._file.seek(size)
             self._file.truncate()
-        self.found = found
+        self.found = diffs
 
     def finish(self) -> None:
         """Remove the progress file: all tables are compared."""
@@ -152,13 +152,15 @@ def _named_options(of: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in of.items() if value is not None)
 
 
-def difference_json(one: Difference, side: Side) -> dict[str, Any]:
+def difference_json(difference: Difference, side: Side) -> dict[str, Any]:
     """Return a differing key and its values on both sides as JSON."""
-    shown: dict[str, Any] = {"kind": named(one.kind, side), "key": dict(one.key)}
-    if one.kind == "different":
-        shown["columns"] = list(one.columns)
-    if one.values is not None:
-        shown["values"] = {name: {side: here, "target": there} for name, (here, there) in one.values.items()}
+    shown: dict[str, Any] = {"kind": named(difference.kind, side), "key": dict(difference.key)}
+    if difference.kind == "different":
+        shown["columns"] = list(difference.columns)
+    if difference.values is not None:
+        shown["values"] = {
+            name: {side: here, "target": there} for name, (here, there) in difference.values.items()
+        }
     return shown
 
 

@@ -175,7 +175,7 @@ def read_schemas(name: str) -> SchemaFile:
     Raises:
         ConfigError: a line has no ``id`` and ``schema``, or one id has two schemas.
     """
-    found = SchemaFile(PurePath(name).name, {}, {})
+    schemas = SchemaFile(PurePath(name).name, {}, {})
     for number, line in json_lines(name, option="--schemas", form=_SCHEMA_LINES):
         schema_id, schema = _registered_id(line.get("id")), line.get("schema")
         if schema_id is None or not isinstance(schema, str | dict | list):
@@ -187,13 +187,13 @@ def read_schemas(name: str) -> SchemaFile:
             if isinstance(schema, str)
             else json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
         )
-        held: dict[Any, str] = found.by_id if isinstance(schema_id, int) else found.by_uuid
+        held: dict[Any, str] = schemas.by_id if isinstance(schema_id, int) else schemas.by_uuid
         if held.setdefault(schema_id, text) != text:
             raise ConfigError(
                 f"--schemas {name}, line {number}: another line has schema id {schema_id} with another "
                 "schema."
             )
-    return found
+    return schemas
 
 
 def _registered_id(value: Any) -> int | UUID | None:
@@ -248,9 +248,9 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return {"base64": base64_text(value)}
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, int) and not _INT64_LEAST <= value <= _UINT64_MOST:
         return str(value)  # text as for a DECIMAL: many JSON readers would round the number
     return format(value, "f") if isinstance(value, Decimal) else value
@@ -329,10 +329,10 @@ def position_of(line: Line) -> Position:
     """
     if line.get("position") is None:
         raise ConfigError("position is missing. It has topic, partition and offset")
-    place = member(line, "position", dict)
-    index = optional(place, "index", int, inside="position.")
-    topic = member(place, "topic", str, inside="position.")
-    partition, offset = (member(place, name, int, inside="position.") for name in ("partition", "offset"))
+    position = member(line, "position", dict)
+    index = optional(position, "index", int, inside="position.")
+    topic = member(position, "topic", str, inside="position.")
+    partition, offset = (member(position, name, int, inside="position.") for name in ("partition", "offset"))
     if min(partition, offset, index or 0) < 0:
         raise ConfigError("position: partition, offset and index must not be negative")
     return Position(topic, partition, offset, index or 0)
@@ -366,20 +366,20 @@ def schema_ids_of(line: Line) -> SchemaIds | None:
 
 def extension_of(line: Line) -> dict[str, Any] | None:
     """Return a line's ``extension`` with base64 values decoded. Raises ConfigError for a wrong form."""
-    found = optional(line, "extension", dict)
-    if not found:
+    extension = optional(line, "extension", dict)
+    if not extension:
         return None
-    for name, type_name in (optional(found, "mysqlType", dict, inside="extension.") or {}).items():
+    for name, type_name in (optional(extension, "mysqlType", dict, inside="extension.") or {}).items():
         if not isinstance(type_name, str):
             raise ConfigError(f"extension.mysqlType.{name} must be a text, not {shown(type_name)}")
-    for name in optional(found, "pkNames", list, inside="extension.") or ():
+    for name in optional(extension, "pkNames", list, inside="extension.") or ():
         if not isinstance(name, str):
             raise ConfigError(f"extension.pkNames must hold texts, not {shown(name)}")
     return {
         name: line_bytes(f"extension.{name}", value["base64"])
         if isinstance(value, dict) and set(value) == {"base64"}
         else value
-        for name, value in found.items()
+        for name, value in extension.items()
     }
 
 

@@ -168,8 +168,8 @@ def report_json(report: RunReport) -> dict[str, Any]:
     """Return a run's report as JSON."""
     shown = dataclasses.asdict(report)
     shown["exit_code"] = report.exit_code
-    for entry, found in zip(shown["tables"], report.tables, strict=True):
-        entry["table"] = {"schema": found.table.schema, "name": found.table.name}
+    for entry, table_report in zip(shown["tables"], report.tables, strict=True):
+        entry["table"] = {"schema": table_report.table.schema, "name": table_report.table.name}
     return shown
 
 

@@ -133,11 +133,11 @@ _ON_S3: Final = (
 
 
 def _delta(target: str | None) -> _Section:
-    place = target or "./lake"
-    is_on_s3 = scheme_of(place) in S3_SCHEMES
+    path = target or "./lake"
+    is_on_s3 = scheme_of(path) in S3_SCHEMES
     notes = ["on S3, check target.single-writer: its comment says what you promise"] if is_on_s3 else []
     table = '  table: "{schema}/{table}"\n'
-    return f"  path: {_scalar(place)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
+    return f"  path: {_scalar(path)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
 
 
 def _iceberg(target: str | None) -> _Section:
@@ -146,15 +146,17 @@ def _iceberg(target: str | None) -> _Section:
     A folder gets a Hadoop catalog, an HTTP URL is used as a REST catalog, and a bucket gets a REST catalog
     whose address the user fills in.
     """
-    place, notes = target or "./ice", list[str]()
-    if "://" not in place:
-        kind, properties = "hadoop", {"warehouse": place}
-    elif type_of_url(place) == "http":
-        kind, properties = "rest", {"uri": place}
+    location, notes = target or "./ice", list[str]()
+    if "://" not in location:
+        kind, properties = "hadoop", {"warehouse": location}
+    elif type_of_url(location) == "http":
+        kind, properties = "rest", {"uri": location}
     else:
-        kind, properties = "rest", {"uri": "https://catalog.example.com", "warehouse": place}
+        kind, properties = "rest", {"uri": "https://catalog.example.com", "warehouse": location}
         notes.append("write the address of your catalog into target.catalog-properties.uri")
-    others = ", ".join(one for one in ("hadoop", "rest", "hive", "glue", "jdbc", "nessie") if one != kind)
+    others = ", ".join(
+        catalog for catalog in ("hadoop", "rest", "hive", "glue", "jdbc", "nessie") if catalog != kind
+    )
     lines = "".join(f"    {name}: {_scalar(value)}\n" for name, value in properties.items())
     return (
         f"  catalog: lake\n  catalog-properties:\n    type: {kind}    # or {others}\n{lines}"
@@ -226,8 +228,8 @@ def _host(parts: SplitResult) -> str:
 
 def _scalar(text: str) -> str:
     """Return a text as YAML on one line."""
-    found: str = yaml.safe_dump(text, default_flow_style=True, allow_unicode=True, width=math.inf)
-    return found.removesuffix("...\n").rstrip("\n")
+    scalar: str = yaml.safe_dump(text, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return scalar.removesuffix("...\n").rstrip("\n")
 
 
 # Time limit for a port that may be closed, and number of topics that are listed.

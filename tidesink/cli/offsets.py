@@ -83,26 +83,26 @@ def show(
     with worked_with(settings) as store, _brokers(settings) as brokers:
         statuses = _chosen(settings, store, tables or [])
         look = _look(brokers, statuses)
-        found = [_standing(settings, store, one, look) for one in statuses]
+        standings = [_standing(settings, store, status, look) for status in statuses]
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "tables": [_as_json(one) for one in found]})
+        write_json({"pipeline": settings.pipeline, "tables": [_as_json(standing) for standing in standings]})
         return
-    show_table(None, _COLUMNS, [row for one in found for row in _rows(one)])
-    for one in found:
-        for line in _remarks(one):
-            typer.echo(f"{one.table}: {line}")
+    show_table(None, _COLUMNS, [row for standing in standings for row in _rows(standing)])
+    for standing in standings:
+        for line in _remarks(standing):
+            typer.echo(f"{standing.table}: {line}")
 
 
 def _chosen(config: Config, store: StateStore, names: list[str]) -> list[TableStatus]:
-    found = {one.table: one for one in store.statuses(config.pipeline)}
-    chosen = [known_table(name, config, found) for name in dict.fromkeys(names)] or list(found)
-    unread = [table for table in chosen if "topic" not in getattr(found.get(table), "details", {})]
+    statuses = {status.table: status for status in store.statuses(config.pipeline)}
+    chosen = [known_table(name, config, statuses) for name in dict.fromkeys(names)] or list(statuses)
+    unread = [table for table in chosen if "topic" not in getattr(statuses.get(table), "details", {})]
     if unread:
         raise ConfigError(
             f"No worker has read the topic of {unread[0]} yet. Start a worker first (tidesink run).",
             table=str(unread[0]),
         )
-    return [found[table] for table in chosen]
+    return [statuses[table] for table in chosen]
 
 
 def _topic(status: TableStatus) -> str:
@@ -110,7 +110,7 @@ def _topic(status: TableStatus) -> str:
 
 
 def _look(brokers: KafkaOffsets, statuses: list[TableStatus]) -> Look:
-    wanted = {_topic(one) for one in statuses}
+    wanted = {_topic(status) for status in statuses}
     return brokers.look(lambda names: sorted(wanted & set(names)))
 
 
@@ -120,52 +120,56 @@ def _standing(config: Config, store: StateStore, status: TableStatus, look: Look
     topic = _topic(status)
     progress = store.progress_of_batch(config.pipeline, status.table, status.batch)
     applied = progress.topics.get(topic) if progress is not None else None
-    found, error = look.found.get(topic), look.unanswered.get(topic)
-    reason = str(error) if error is not None else _GONE if found is None else None
-    if found is not None and applied is not None and is_other_topic(applied.topic_id, found.topic_id):
+    kafka_topic, error = look.found.get(topic), look.unanswered.get(topic)
+    reason = str(error) if error is not None else _GONE if kafka_topic is None else None
+    if (
+        kafka_topic is not None
+        and applied is not None
+        and is_other_topic(applied.topic_id, kafka_topic.topic_id)
+    ):
         reason = _OTHER
     rewound = progress.rewound if progress is not None else 0
-    return _Standing(status.table, topic, applied, found, reason, rewound)
+    return _Standing(status.table, topic, applied, kafka_topic, reason, rewound)
 
 
-def _partitions(one: _Standing) -> Iterator[dict[str, Any]]:
-    applied = one.applied.partitions if one.applied is not None else {}
-    found = one.found.partitions if one.found is not None else {}
-    for number in sorted({*applied, *found}):
-        at, there = applied.get(number), found.get(number)
+def _partitions(standing: _Standing) -> Iterator[dict[str, Any]]:
+    applied = standing.applied.partitions if standing.applied is not None else {}
+    bounds = standing.found.partitions if standing.found is not None else {}
+    for number in sorted({*applied, *bounds}):
+        position, there = applied.get(number), bounds.get(number)
         begins = there.earliest if there is not None else None
-        start = at.next_offset if at is not None else begins
+        start = position.next_offset if position is not None else begins
         yield {
             "partition": number,
-            "applied": at.next_offset if at is not None else None,
-            "again_to": at.again_to if at is not None else None,
+            "applied": position.next_offset if position is not None else None,
+            "again_to": position.again_to if position is not None else None,
             "begins": begins,
             "ends": there.latest if there is not None else None,
             "waiting": max(0, there.latest - (start or 0)) if there is not None else None,
-            "commit_ts": at.applied_commit_ts if at is not None else None,
+            "commit_ts": position.applied_commit_ts if position is not None else None,
         }
 
 
-def _rows(one: _Standing) -> Iterator[tuple[Any, ...]]:
-    for at in _partitions(one):
-        shown = (at[name] for name in ("partition", "applied", "begins", "ends", "waiting"))
-        yield str(one.table), one.topic, *shown, source_time(at["commit_ts"])
+def _rows(standing: _Standing) -> Iterator[tuple[Any, ...]]:
+    for partition in _partitions(standing):
+        shown = (partition[name] for name in ("partition", "applied", "begins", "ends", "waiting"))
+        yield str(standing.table), standing.topic, *shown, source_time(partition["commit_ts"])
 
 
-def _remarks(one: _Standing) -> list[str]:
-    again = one.applied.read_again if one.applied is not None else {}
-    lines = [again_line({str(number): list(at) for number, at in again.items()})] if again else []
-    return [*lines, *([one.reason] if one.reason is not None else [])]
+def _remarks(standing: _Standing) -> list[str]:
+    again = standing.applied.read_again if standing.applied is not None else {}
+    lines = [again_line({str(number): list(span) for number, span in again.items()})] if again else []
+    return [*lines, *([standing.reason] if standing.reason is not None else [])]
 
 
-def _as_json(one: _Standing) -> dict[str, Any]:
-    source = one.found if one.found is not None else one.applied
+def _as_json(standing: _Standing) -> dict[str, Any]:
+    source = standing.found if standing.found is not None else standing.applied
     return {
-        "table": one.table._asdict(),
-        "topic": one.topic,
+        "table": standing.table._asdict(),
+        "topic": standing.topic,
         "topic_id": source.topic_id if source is not None else None,
-        "reason": one.reason,
-        "partitions": list(_partitions(one)),
+        "reason": standing.reason,
+        "partitions": list(_partitions(standing)),
     }
 
 
@@ -218,25 +222,25 @@ def rewind(
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
     from tidesink.sinks.worker.control import RewindControl, change_control
 
-    place = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
+    origin = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
         (status,) = _chosen(settings, store, [table])
         refuse_meanwhile(settings, status.table, loads=_loads(status))
-        one = _standing(settings, store, status, _look(brokers, [status]))
-        if one.found is None:
-            raise ConfigError(str(one.reason), table=str(one.table), topic=one.topic)
-        config = settings.table_config(one.table)
-        grown = TopicGrowth(one.topic, pipeline=settings.pipeline, store=store).see(one.found)
-        wanted = place.offsets(one, status, brokers, starts=_starts(settings, store, one))
-        offsets = rewound_offsets(one.applied, one.found, wanted, config, grown=grown)
-        number = max(one.rewound + 1, int(time.time() * 1000))
-        asked = RewindControl(number, one.topic, one.found.topic_id, offsets)
-        change_control(store, settings.pipeline, one.table, lambda control: control.rewound(asked))
-    _show_rewind(settings, one, offsets, output, steps=steps_back(config))
+        standing = _standing(settings, store, status, _look(brokers, [status]))
+        if standing.found is None:
+            raise ConfigError(str(standing.reason), table=str(standing.table), topic=standing.topic)
+        config = settings.table_config(standing.table)
+        grown = TopicGrowth(standing.topic, pipeline=settings.pipeline, store=store).see(standing.found)
+        wanted = origin.offsets(standing, status, brokers, starts=_starts(settings, store, standing))
+        offsets = rewound_offsets(standing.applied, standing.found, wanted, config, grown=grown)
+        number = max(standing.rewound + 1, int(time.time() * 1000))
+        asked = RewindControl(number, standing.topic, standing.found.topic_id, offsets)
+        change_control(store, settings.pipeline, standing.table, lambda control: control.rewound(asked))
+    _show_rewind(settings, standing, offsets, output, steps=steps_back(config))
 
 
-def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, int]:
+def _starts(config: Config, store: StateStore, standing: _Standing) -> Mapping[int, int]:
     """Return the offset in each partition at which a table began to read its topic, from the state store.
 
     Empty if the table began at the beginning of the topic.
@@ -244,10 +248,10 @@ def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, i
     from tidesink.sinks.kafka.offsets import is_other_topic
     from tidesink.sinks.worker.starts import known_start
 
-    known = known_start(store, config.pipeline, one.table, one.topic)
-    if known is None or one.found is None or is_other_topic(known.topic_id, one.found.topic_id):
+    start = known_start(store, config.pipeline, standing.table, standing.topic)
+    if start is None or standing.found is None or is_other_topic(start.topic_id, standing.found.topic_id):
         return {}
-    return known.offsets
+    return start.offsets
 
 
 def _loads(status: TableStatus) -> bool:
@@ -313,7 +317,7 @@ class _Place(NamedTuple):
         return cls(dict(map(_partition, to_offset)), seconds, to_commit_ts, to_beginning)
 
     def offsets(
-        self, one: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
+        self, standing: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
     ) -> dict[int, int]:
         """Return the offset of each partition to read again from.
 
@@ -328,31 +332,31 @@ class _Place(NamedTuple):
 
         if self.partitions:
             return self.partitions
-        assert one.found is not None  # noqa: S101  (the caller has checked it)
+        assert standing.found is not None  # noqa: S101  (the caller has checked it)
         if self.beginning:
-            return _with_warning(beginning(one.applied, started_at(one.found, starts)))
+            return _with_warning(beginning(standing.applied, started_at(standing.found, starts)))
         seconds = self.seconds
         if self.commit_ts is not None:
             seconds = time_of_commit(self.commit_ts, status.commit_ts)
         assert seconds is not None  # noqa: S101  (one is given)
-        return offsets_at(one.applied, one.found, brokers, seconds)
+        return offsets_at(standing.applied, standing.found, brokers, seconds)
 
 
-def _with_warning(found: dict[int, int]) -> dict[int, int]:
-    late = ", ".join(f"{number} with {offset}" for number, offset in sorted(found.items()) if offset > 0)
+def _with_warning(offsets: dict[int, int]) -> dict[int, int]:
+    late = ", ".join(f"{number} with {offset}" for number, offset in sorted(offsets.items()) if offset > 0)
     if late:
         warn(
             "Kafka no longer holds the earliest of these records, so they cannot be read again: "
             f"partition {late}"
         )
-    return found
+    return offsets
 
 
 def _partition(text: str) -> tuple[int, int]:
-    found = _PLACE.fullmatch(text)
-    if found is None:
+    match = _PLACE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"--to-offset {text!r}: give PARTITION=OFFSET, such as 0=1200.")
-    return int(found["partition"]), int(found["offset"])
+    return int(match["partition"]), int(match["offset"])
 
 
 def _seconds(text: str) -> float:

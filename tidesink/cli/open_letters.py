@@ -32,14 +32,14 @@ def note_open(
     """
     try:
         # Read before the topic, so that letters written in between are counted twice rather than missed.
-        written = {str(one.table): _written(one) for one in store.statuses(pipeline)}
+        written = {str(status.table): _written(status) for status in store.statuses(pipeline)}
         counts = Counter[str]()
         for group in groups():
             counts[group.table] += group.count
         scope = {*written, *counts} if table is None else {table}
-        found = {name: [counts[name], written.get(name, 0)] for name in scope}
+        entries = {name: [counts[name], written.get(name, 0)] for name in scope}
         busy = StateStoreError("Other commands kept storing a count of dead letters.", pipeline=pipeline)
-        change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **found}, busy)
+        change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **entries}, busy)
     except StateStoreError:
         return
 
@@ -50,8 +50,8 @@ def noted(store: StateStore, pipeline: str) -> Mapping[str, Any]:
     Raises:
         StateStoreError: the state store does not answer.
     """
-    found: Mapping[str, Any] = store.load_document(_KIND, pipeline) or {}
-    return found
+    document: Mapping[str, Any] = store.load_document(_KIND, pipeline) or {}
+    return document
 
 
 def open_letters(status: TableStatus, known: Mapping[str, Any]) -> int:

@@ -129,7 +129,7 @@ def _filled(
         "tables": _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE.replace("@keys@", words.keys),
     }
     text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
-    return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
 
 
 def scalar(value: Any) -> str:
@@ -143,10 +143,10 @@ def _lines(heading: str, settings: Mapping[str, Any]) -> str:
 
 
 def _yaml(value: Any, *, flow: bool = False) -> str:
-    found: str = yaml.safe_dump(
+    text: str = yaml.safe_dump(
         value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=math.inf
     )
-    return found
+    return text
 
 
 def _checked(text: str) -> str:
@@ -161,9 +161,9 @@ def _checked(text: str) -> str:
     names = (KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE, TARGET_VARIABLE)
     unset = dict.fromkeys(names, "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
-    left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
+    left = [problem for problem in problems if not problem.field.startswith("source.kafka.ssl.")]
     if left:
-        lines = ["The config would have wrong settings:", *(f"  {one}" for one in left)]
+        lines = ["The config would have wrong settings:", *(f"  {problem}" for problem in left)]
         raise ConfigError("\n".join(lines))
     return text
 
@@ -306,8 +306,8 @@ def init(
     if output is OutputFormat.JSON:
         write_json({"file": str(file), "notes": notes})
         return
-    for one in notes:
-        note(f"note: {one}")
+    for remark in notes:
+        note(f"note: {remark}")
     typer.echo(f"wrote {file}. Next: tidesink validate {file} --connect, then tidesink plan {file}")
 
 
@@ -356,7 +356,7 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
 def _stack_folders() -> list[Path]:
     """Return the folders in which ``dev up`` may have started servers: its default, and this folder's."""
     with suppress(OSError):
-        return [DIRECTORY, *sorted(one for one in Path().iterdir() if one.is_dir())]
+        return [DIRECTORY, *sorted(folder for folder in Path().iterdir() if folder.is_dir())]
     return [DIRECTORY]
 
 
@@ -409,11 +409,15 @@ def plan(
 
     settings = chosen_config(config, config_option)
     plans_of_records = table_plans(settings, sample=sample)
-    found = with_snapshots(settings, by_topics(settings, with_quiet_tables(settings, plans_of_records)))
-    statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
+    drafts = with_snapshots(settings, by_topics(settings, with_quiet_tables(settings, plans_of_records)))
+    statuses: dict[TableId | None, TableStatus] = {status.table: status for status in read_statuses(settings)}
     plans = [
-        with_standing(settings, with_merge_reason(one, statuses.get(one.table)), statuses.get(one.table))
-        for one in distinct_targets(settings, found)
+        with_standing(
+            settings,
+            with_merge_reason(table_plan, statuses.get(table_plan.table)),
+            statuses.get(table_plan.table),
+        )
+        for table_plan in distinct_targets(settings, drafts)
     ]
     unserved = list(unserved_tables(settings, plans))
     cut_short = sample_warning(plans)
@@ -433,9 +437,9 @@ def plan(
             terminal.echo(f"{settings.target.type}: {text} ({named})")
         for remark in unreported:
             typer.echo(f"changes of columns: {remark}")
-        for sort, place in stored_records(settings).items():
+        for sort, location in stored_records(settings).items():
             state = f", which {letters.state}" if sort == "dead_letters" and letters.state else ""
-            typer.echo(f"{_SORTS[sort]}: stored in {place}{state}")
+            typer.echo(f"{_SORTS[sort]}: stored in {location}{state}")
         if letters.refused is not None:
             typer.echo(f"dead letters: PROBLEM: {letters.refused}")
     if letters.refused is not None or any(entry.problem for entry in plans):
@@ -446,12 +450,12 @@ def stored_records(config: Config) -> dict[str, str]:
     """Return where dead letters and DDL events are stored, if the pipeline may write them."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
-    found = {}
+    locations = {}
     if keeps_bad_records(config):
-        found["dead_letters"] = dead_letters_of(config).place
+        locations["dead_letters"] = dead_letters_of(config).place
     if carries_ddl(config.source):
-        found["ddl_events"] = without_secrets(config.state)
-    return found
+        locations["ddl_events"] = without_secrets(config.state)
+    return locations
 
 
 class LettersTopic(NamedTuple):
@@ -488,12 +492,12 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
     """Return the plans. Tables that would overwrite each other's rows at the target get a problem."""
-    goals, found = Goals.of(config), []
+    goals, checked = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
         problem = entry.problem or (refused.message if refused else None)
-        found.append(dataclasses.replace(entry, problem=problem))
-    return found
+        checked.append(dataclasses.replace(entry, problem=problem))
+    return checked
 
 
 def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan:
@@ -530,17 +534,17 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
 
     if entry.table is None:
         return entry
-    said = list[str]()
+    remarks = list[str]()
     settings = config.table_config(entry.table)
     begun = status is not None and status.batch > 0
     if settings.start != "earliest" and begun:
-        said.append(_BEGUN.format(said_of(settings.start)))
+        remarks.append(_BEGUN.format(said_of(settings.start)))
     elif settings.start != "earliest":
         loads = ", and source.database supplies its rows" if settings.snapshot == "initial" else ""
-        said.append(_BEGINS.format(said_of(settings.start), loads))
+        remarks.append(_BEGINS.format(said_of(settings.start), loads))
     if status is not None and status.state in UNWELL_STATES and status.error:
-        said.append(_STANDS.format(status.state, status.error))
-    return dataclasses.replace(entry, warnings=(*said, *entry.warnings)) if said else entry
+        remarks.append(_STANDS.format(status.state, status.error))
+    return dataclasses.replace(entry, warnings=(*remarks, *entry.warnings)) if remarks else entry
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
@@ -608,8 +612,8 @@ def policy_lines(policies: Mapping[str, str]) -> Iterator[str]:
     if others:
         yield ", ".join(others)
     kinds = defaultdict[str, list[str]](list)
-    for one in changes.split(", ") if changes else ():
-        kind, _, policy = one.partition(" ")
+    for change in changes.split(", ") if changes else ():
+        kind, _, policy = change.partition(" ")
         kinds[policy].append(kind)
     if kinds:
         yield f"{_CHANGES}:"
@@ -810,7 +814,7 @@ def _target(config: Config) -> str:
         raise ConfigError(
             f"{answer}, but the target's user lacks privileges. As an administrator of the target, run:\n"
             + "".join(f"    {statement};\n" for statement in missing)
-            + (f"  {_OWNS}" if any("OWNER TO" in one for one in missing) else "")
+            + (f"  {_OWNS}" if any("OWNER TO" in grant for grant in missing) else "")
         )
     return answer
 
@@ -825,10 +829,10 @@ def _known_tables(config: Config) -> tuple[TableId, ...]:
     """Return the tables that the pipeline writes, from the topics' names, the config and the state store."""
     from tidesink.cli.sources import topic_names
 
-    found = {entry.table: None for entry in config.tables if entry.table is not None}
+    tables = {entry.table: None for entry in config.tables if entry.table is not None}
     with suppress(TidesinkError):
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
-        found |= {table: None for table in map(config.table_of_topic, topics) if table is not None}
+        tables |= {table: None for table in map(config.table_of_topic, topics) if table is not None}
     with suppress(TidesinkError):
-        found |= {status.table: None for status in read_statuses(config)}
-    return tuple(found)
+        tables |= {status.table: None for status in read_statuses(config)}
+    return tuple(tables)

@@ -66,11 +66,15 @@ class MetRecords:
         writers = Writers().with_new(writer for _, writer in self._writers.values())
         types, writers = settled_types(config, topic, table, writers)
         defined = types.schema.by_name if types.schema is not None else {}
-        written = {one.column.name: one.column for writer in writers.with_schema for one in writer.columns}
+        written = {
+            inferred.column.name: inferred.column
+            for writer in writers.with_schema
+            for inferred in writer.columns
+        }
         columns = (
-            defined.get(one.column.name)
-            or (written.get(one.column.name, one.column) if one.guessed else one.column)
-            for one in self._newest
+            defined.get(inferred.column.name)
+            or (written.get(inferred.column.name, inferred.column) if inferred.guessed else inferred.column)
+            for inferred in self._newest
         )
         untyped = types.untyped(writers)
         types_from: TypesFrom = "records" if types.stored is None else "database"
@@ -100,7 +104,7 @@ def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
     properties, options = config.source.confluent_properties(), config.source.codec_options()
     messages = [*peek(properties, topic, most=_LAST_RECORDS, ends=True)]
     for number in sorted({message.partition for message in messages}):
-        writer = newest_typed([one for one in messages if one.partition == number], options)
+        writer = newest_typed([record for record in messages if record.partition == number], options)
         if writer is not None:
             yield writer
 

@@ -160,14 +160,14 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[
         return exact, False
     listed = registry.subjects()
     cut = len(listed) == _APICURIO_LISTS
-    found = set(exact if patterns else listed)
+    chosen = set(exact if patterns else listed)
     for glob in globs:
         fitting = {name for name in listed if fnmatchcase(name, glob)}
         if not fitting:
             hint = _CUT_LIST if cut else "`tidesink registry list` shows all of them."
             raise SchemaNotFoundError(f"No subject matches {glob!r}. {hint}")
-        found |= fitting
-    return sorted(found), cut
+        chosen |= fitting
+    return sorted(chosen), cut
 
 
 def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
@@ -187,11 +187,11 @@ def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[Subj
             return SubjectEntry(name, level, (), error.message)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(entry, subjects))
-    for one in found:
-        if one.problem:
-            warn(f"{one.subject}: {one.problem}")
-    return found
+        entries = list(pool.map(entry, subjects))
+    for subject_entry in entries:
+        if subject_entry.problem:
+            warn(f"{subject_entry.subject}: {subject_entry.problem}")
+    return entries
 
 
 @app.command("list")
@@ -202,10 +202,10 @@ def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = O
 
     The level is the subject's compatibility level.
     """
-    with opened(place) as found:
-        names, cut = chosen_subjects(found.registry, subjects or ())
-        level = found.registry.compatibility_level()
-        entries = read_catalog(found.registry, names)
+    with opened(place) as session:
+        names, cut = chosen_subjects(session.registry, subjects or ())
+        level = session.registry.compatibility_level()
+        entries = read_catalog(session.registry, names)
     if output is OutputFormat.JSON:
         listed = [_entry_json(entry) for entry in entries]
         write_json({"level": level, "subjects": listed, "cut": cut})
@@ -240,11 +240,11 @@ def export(*, place: Place, subjects: Patterns = None) -> None:
     Each line is one version of a subject, as JSON. An unchanged registry is always written as the same
     bytes. `tidesink decode --schemas` reads such a file.
     """
-    with opened(place) as found:
-        names, cut = chosen_subjects(found.registry, subjects or ())
+    with opened(place) as session:
+        names, cut = chosen_subjects(session.registry, subjects or ())
         if cut:
             raise RegistryError(f"The export would be incomplete. {_CUT_LIST}")
-        entries = read_catalog(found.registry, names)
+        entries = read_catalog(session.registry, names)
     for entry in entries:
         for item in entry.versions:
             line = {"id": item.id, "schema": item.schema_text, "subject": item.subject}
@@ -272,10 +272,10 @@ def show(
 
     The schema is chosen by subject and version, or by schema id.
     """
-    with opened(place) as found:
-        item = schema_at(found.registry, subject, version)
-        level = found.registry.compatibility_level(item.subject) if item.subject else None
-        places = found.registry.places(item.id)
+    with opened(place) as session:
+        item = schema_at(session.registry, subject, version)
+        level = session.registry.compatibility_level(item.subject) if item.subject else None
+        places = session.registry.places(item.id)
     if output is OutputFormat.JSON:
         write_json(_shown_json(item, level, places))
     else:
@@ -308,13 +308,13 @@ def _number(text: str, problem: str) -> int:
 def _shown_json(item: RegisteredSchema, level: str | None, places: list[tuple[str, int]]) -> dict[str, Any]:
     fields = [
         {
-            "field": one.path,
-            "type": one.type,
-            "sql": one.source_type or None,
+            "field": field.path,
+            "type": field.type,
+            "sql": field.source_type or None,
             # In an object, since a default of null differs from no default.
-            "default": None if one.default is None else {"value": json.loads(one.default)},
+            "default": None if field.default is None else {"value": json.loads(field.default)},
         }
-        for one in schema_fields(item.schema_text)
+        for field in schema_fields(item.schema_text)
     ]
     return {
         **asdict(item),
@@ -402,9 +402,9 @@ def check(
     """
     wanted = None if level is None else require_level(level.upper())
     request = Request(given, table_definition, database, topic_rule, previous)
-    with _checked_against(place, request, wanted) as found:
-        made = request.candidates(found.config)
-        report = made.check(found.registry, level=wanted, live=live and found.live and wanted is None)
+    with _checked_against(place, request, wanted) as session:
+        made = request.candidates(session.config)
+        report = made.check(session.registry, level=wanted, live=live and session.live and wanted is None)
     if output is OutputFormat.JSON:
         write_json(report.as_json())
     else:
@@ -417,8 +417,8 @@ def check(
 def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
     """Open the registry to check against. With ``--previous`` it only holds the earlier tables' schemas."""
     if request.previous is None:
-        with opened(place) as found:
-            yield found
+        with opened(place) as session:
+            yield session
         return
     if place.url is not None or place.file is not None:
         raise ConfigError("--previous replaces the registry. Give one of the two.")
@@ -461,17 +461,17 @@ def register(
             "With -o json the command cannot ask for confirmation. Give --yes, or run `tidesink registry "
             "check` first."
         )
-    with opened(place) as found:
+    with opened(place) as session:
         if schema is None:
-            made = Request(given, table_definition, database, topic_rule).candidates(found.config)
+            made = Request(given, table_definition, database, topic_rule).candidates(session.config)
         else:
             made = _schema_file(schema, subject_name, table_definition)
-        report = made.check(found.registry, level=None, live=True)
+        report = made.check(session.registry, level=None, live=True)
         if output is OutputFormat.TEXT:
             report.show()
         done = []
         if report.ok and (yes or _confirmed(report.verdicts)):
-            done = [_registered(found.registry, item) for item in report.verdicts]
+            done = [_registered(session.registry, item) for item in report.verdicts]
     if output is OutputFormat.JSON:
         write_json({"registered": done, "check": report.as_json()})
     for item in done if output is OutputFormat.TEXT else ():
@@ -539,7 +539,7 @@ class Candidates:
 
     def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
         """Check each schema, in order. Returns a verdict per schema."""
-        verdicts = [verdict(registry, *one, level=level, live=live) for one in self.found]
+        verdicts = [verdict(registry, *candidate, level=level, live=live) for candidate in self.found]
         return CheckReport(verdicts, self.skipped, self.failed, live, self.warnings)
 
 
@@ -619,23 +619,23 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
     """
     alone, over = TableDefinitions(), TableDefinitions()
     created = alone.declare(sql.text, sql.database)
-    for one in before:
-        over.declare(one.text, one.database)
+    for earlier in before:
+        over.declare(earlier.text, earlier.database)
     changed = [table for table in over.declare(sql.text, sql.database) if table not in created]
     tables = [*map(alone.get, created), *map(over.get, changed)]
-    found = [schema for schema in tables if schema is not None]
-    if not found:
+    schemas = [schema for schema in tables if schema is not None]
+    if not schemas:
         raise ConfigError(
             f"{sql.place} neither creates a table nor alters a known one. Add a CREATE TABLE, or give the "
             "tables that it alters with --previous or --config."
         )
-    bare = [schema.table.name for schema in found if not schema.table.schema]
+    bare = [schema.table.name for schema in schemas if not schema.table.schema]
     if bare:
         raise ConfigError(
             f"{sql.place} does not name the database of {', '.join(bare)}, which is part of the schema's "
             "name. Give --database NAME."
         )
-    return found
+    return schemas
 
 
 def config_tables(config: Config | None) -> list[Sql]:
@@ -662,7 +662,7 @@ def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
 
     def named(table: TableId) -> str:
         own = next((entry.topic for entry in config.tables if entry.topic and entry.covers(table)), None)
-        splitting = [one for one in config.source.rules if one.names_tables]
+        splitting = [rule for rule in config.source.rules if rule.names_tables]
         return own or (splitting or list(config.source.rules))[0].topic_for(table)
 
     return named

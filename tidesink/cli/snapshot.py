@@ -109,7 +109,7 @@ def resync(
     """
     settings, now = _startable(config_option), time.time()
     word = "resync requested"
-    if sum(one is not None for one in (differing, key or None, where)) > 1:
+    if sum(option is not None for option in (differing, key or None, where)) > 1:
         raise ConfigError("Give only one of --differing, --key and --where.", key="--where")
     if key:
         _resync_given(settings, tables, key, output, now)
@@ -165,14 +165,14 @@ def _start_within(
 
     bounds = parse_bounds(where)
     with worked_with(config) as store:
-        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=True)
         for table in tables:
             start.refuse(config, store, statuses.get(table), table)
         with open_source_database(config) as database:
-            found = {table: checked_bounds(bounds, database.table(table)) for table in tables}
+            ranges = {table: checked_bounds(bounds, database.table(table)) for table in tables}
         for table in tables:
-            _change(store, config, table, start._replace(where=found[table]).of)
+            _change(store, config, table, start._replace(where=ranges[table]).of)
     _tell(config, tables, output, f"{word} where {' and '.join(map(str, bounds))}")
 
 
@@ -182,7 +182,7 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
-        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=False)
         for table in tables:
             start.refuse(config, store, statuses.get(table), table)
@@ -207,7 +207,7 @@ def _resync_given(
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
-        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=False)
         if len(tables) > 1:
             raise ConfigError("A key belongs to one table. Name a single table with --key.", key="--key")
@@ -264,9 +264,9 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     if asked.limited or not asked.is_asked:
         return
     progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    found = progress.snapshot if progress is not None else None
+    snapshot = progress.snapshot if progress is not None else None
     forgotten = batch > 0 and progress is None
-    if forgotten or (found is not None and found.number >= asked.started):
+    if forgotten or (snapshot is not None and snapshot.number >= asked.started):
         return
     raise ConfigError(
         f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
@@ -299,19 +299,19 @@ def status(
     """Show the progress of the tables' snapshots."""
     settings = chosen_config(config, config_option)
     statuses = read_statuses(settings)
-    found = {one.table: one.details["snapshot"] for one in statuses if "snapshot" in one.details}
+    snapshots = {entry.table: entry.details["snapshot"] for entry in statuses if "snapshot" in entry.details}
     for table in snapshots_asked_for(settings):
-        if all(one.table != table for one in statuses):
+        if all(entry.table != table for entry in statuses):
             # No worker has seen the table yet: no record names it.
-            found[table] = {"state": "asked for", "rows": 0, "estimate": None}
+            snapshots[table] = {"state": "asked for", "rows": 0, "estimate": None}
     if output is OutputFormat.JSON:
-        tables = [{"table": table._asdict(), **shown} for table, shown in found.items()]
+        tables = [{"table": table._asdict(), **shown} for table, shown in snapshots.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
-    elif not found:
+    elif not snapshots:
         terminal.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
-        show_table(None, columns, [_row(*one) for one in found.items()])
+        show_table(None, columns, [_row(*item) for item in snapshots.items()])
 
 
 def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -354,17 +354,17 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
     from tidesink.sinks.worker.control import read_controls
 
     pipeline = config.pipeline
-    known = [*(one.table for one in store.statuses(pipeline)), *read_controls(store, pipeline)]
-    found = []
+    recorded = [*(status.table for status in store.statuses(pipeline)), *read_controls(store, pipeline)]
+    tables = []
     for name in dict.fromkeys(names):
         try:
-            found.append(known_table(name, config, known))
+            tables.append(known_table(name, config, recorded))
         except ConfigError:
             table = _quiet_table(name, config) if starts else None
             if table is None:
                 raise
-            found.append(table)
-    return found
+            tables.append(table)
+    return tables
 
 
 def _quiet_table(name: str, config: Config) -> TableId | None:

@@ -147,8 +147,8 @@ def _heading(name: str) -> str:
     if name in _DEBEZIUM - {"time_zone"} or name.startswith("debezium_"):
         return "Options of debezium"
     setting = {"integrity_check_level": "checksum", "keyspace": "namespace"}.get(name, name)
-    takers = [p for p, known in CODECS.items() if setting in known.reads] or [
-        p for p, known in CODECS.items() if setting in (known.writes or ())
+    takers = [p for p, codec in CODECS.items() if setting in codec.reads] or [
+        p for p, codec in CODECS.items() if setting in (codec.writes or ())
     ]
     families = {"debezium" if p.startswith("debezium") else p for p in takers}
     return f"Options of {families.pop()}" if len(families) == 1 else "Options of the changefeed"
@@ -171,16 +171,18 @@ def with_options(
             given = {option: values.pop(option, None) for option in parameters}
             return command(**{name: made(given)}, **values)  # type: ignore[call-arg]
 
-        kept = [one.replace(kind=_KEYWORD) for option, one in own.parameters.items() if option != name]
+        remaining = [
+            parameter.replace(kind=_KEYWORD) for option, parameter in own.parameters.items() if option != name
+        ]
         added = [
             inspect.Parameter(option, _KEYWORD, default=None, annotation=annotation)
             for option, annotation in parameters.items()
         ]
-        last = [one for one in kept if one.name == "output"]
-        listed = [*(one for one in kept if one.name != "output"), *added, *last]
+        last = [parameter for parameter in remaining if parameter.name == "output"]
+        listed = [*(parameter for parameter in remaining if parameter.name != "output"), *added, *last]
         del run.__wrapped__  # otherwise typer would read the signature of the command itself
         run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in listed}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
         return run
 
     return decorated
@@ -191,7 +193,7 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given, under the names of CodecOptions. Empty texts are left out."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "":
             continue
@@ -205,8 +207,8 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"--time-zone {value!r}: {error}") from error
         if name in _SECRETS:
             value = _resolved(name, value)  # noqa: PLW2901
-        found |= _MEANING[name](value) if name in _MEANING else {name: value}
-    return found
+        options |= _MEANING[name](value) if name in _MEANING else {name: value}
+    return options
 
 
 _CODEC_OPTIONS: Final = {name: _parameter(name, text) for name, text in _HELP.items()}
@@ -216,18 +218,18 @@ with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
 
 def _resolved(name: str, value: str) -> str:
     """Return an option's value with ``${env:NAME}`` and ``${file:path}`` replaced by their secrets."""
-    found = Interpolated(value, base=Path.cwd())
-    for problem in found.problems:
+    interpolated = Interpolated(value, base=Path.cwd())
+    for problem in interpolated.problems:
         raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
-    return found.data if isinstance(found.data, str) else ""
+    return interpolated.data if isinstance(interpolated.data, str) else ""
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
     """Return the codec options: those of ``base`` (a config), overridden by those of the command line."""
     options = base or CodecOptions()
     modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
-    known = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
-    return replace(options, **known, debezium=replace(options.debezium, **modes))
+    overrides = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
+    return replace(options, **overrides, debezium=replace(options.debezium, **modes))
 
 
 def protocol_named(name: str | None) -> str:
@@ -257,13 +259,13 @@ class CodecCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print the options of --help grouped by heading, which typer's plain help does not do."""
-        found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             named = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
-                found.setdefault(getattr(parameter, "rich_help_panel", None) or named, []).append(record)
-        for heading, records in found.items():
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or named, []).append(record)
+        for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -395,8 +397,8 @@ with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
 def _declared(config: Config | None) -> dict[str, Any]:
     if config is None:
         return {}
-    known = CodecOptions.__dataclass_fields__
-    return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in known}
+    fields = CodecOptions.__dataclass_fields__
+    return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in fields}
 
 
 def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
@@ -465,9 +467,9 @@ def records(
 
 
 def _from_topic(
-    topic: str, start: str, limit: int | None, brokers: str | None, found: Setting
+    topic: str, start: str, limit: int | None, brokers: str | None, setting: Setting
 ) -> Iterator[Message]:
-    properties = found.config.source.confluent_properties() if found.config else {}
+    properties = setting.config.source.confluent_properties() if setting.config else {}
     if brokers is not None:
         properties["bootstrap.servers"] = brokers
     if not properties:
@@ -531,8 +533,8 @@ def read_topic(
     """
     with _reading(properties) as consumer:
         ends = _assign(consumer, topic, start)
-        found = _following(consumer) if start.kind == "latest" else _Merge(consumer, topic, ends).records()
-        yield from islice(found, limit)
+        messages = _following(consumer) if start.kind == "latest" else _Merge(consumer, topic, ends).records()
+        yield from islice(messages, limit)
 
 
 @contextmanager
@@ -568,30 +570,30 @@ def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = F
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
-    found = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
-    if found.error is not None:
-        raise ConfigError(f"The broker has no topic {topic!r}: {found.error.str()}.", topic=topic)
-    return sorted(found.partitions)
+    metadata = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
+    if metadata.error is not None:
+        raise ConfigError(f"The broker has no topic {topic!r}: {metadata.error.str()}.", topic=topic)
+    return sorted(metadata.partitions)
 
 
 def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
     """Assign the topic's partitions from ``start`` on. Returns the end offset of each that has records."""
     ends: dict[int, int] = {}
     assigned = []
-    gone: dict[int, int] = {}
+    earliest: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for number in _partitions(consumer, topic):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
         lasts[number] = high
         if start.kind == "offset" and start.value < low:
-            gone[number] = low
+            earliest[number] = low
         begin = _begin(consumer, TopicPartition(topic, number), start, (low, high))
         if start.kind == "latest" or begin < high:
             ends[number] = high
             assigned.append(TopicPartition(topic, number, begin))
     consumer.assign(assigned)
-    if gone:
-        warn(gone_before(start, gone))
+    if earliest:
+        warn(gone_before(start, earliest))
     if not ends:
         warn(nothing_from(start, lasts))
     return ends
@@ -608,11 +610,11 @@ def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
 
 def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
     """Return the warning that a topic has no records after ``start``. ``ends``: partitions' end offsets."""
-    at = ", ".join(f"partition {number} at {end}" for number, end in sorted(ends.items()))
+    text = ", ".join(f"partition {number} at {end}" for number, end in sorted(ends.items()))
     if start.kind == "earliest":
-        return f"the topic holds no record ({at})"
+        return f"the topic holds no record ({text})"
     shown = f"@{start.value}" if start.kind == "time" else start.value
-    return f"--from {shown}: the topic holds no record from there on ({at}). Begin earlier, or omit --from"
+    return f"--from {shown}: the topic holds no record from there on ({text}). Begin earlier, or omit --from"
 
 
 def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[int, int]) -> int:
@@ -621,8 +623,8 @@ def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[i
         return high
     if start.kind == "time":
         part.offset = start.value
-        (found,) = consumer.offsets_for_times([part], timeout=_SECONDS)
-        return high if found.offset < 0 else int(found.offset)
+        (answer,) = consumer.offsets_for_times([part], timeout=_SECONDS)
+        return high if answer.offset < 0 else int(answer.offset)
     return max(low, start.value)
 
 

@@ -91,17 +91,17 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
     # Requests are read before the statuses, so that a request which the worker handles in between is not
     # shown as open.
     controls = _controls(settings)
-    found, mark = read_statuses(settings), read_mark_of(settings)
+    statuses, mark = read_statuses(settings), read_mark_of(settings)
     works = is_alive(mark.seconds)
-    known = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
-    letters = {entry.table: open_letters(entry, known) for entry in found}
-    asked = _Requests.of(controls, found)
+    counts = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
+    letters = {entry.table: open_letters(entry, counts) for entry in statuses}
+    asked = _Requests.of(controls, statuses)
     if output is OutputFormat.JSON:
-        tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in found]
+        tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in statuses]
         write_json({**_pipeline_json(settings, asked, mark), "tables": tables})
     else:
-        show_statuses(found, settings.source, works=works)
-        for line in letter_lines(found, letters):
+        show_statuses(statuses, settings.source, works=works)
+        for line in letter_lines(statuses, letters):
             terminal.echo(line)
         for table in asked.rests:
             typer.echo(f"{table}: pause requested. It pauses after its current batch, or once a worker runs")
@@ -112,10 +112,10 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         if mark.failure is not None:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
-        if found and not works:
+        if statuses and not works:
             terminal.echo("lag: as of each table's last update. `tidesink offsets show` reads it from Kafka")
-        typer.echo(_worker_line(mark.seconds, found))
-    return mark.failure is not None or any(is_unwell(entry) for entry in found)
+        typer.echo(_worker_line(mark.seconds, statuses))
+    return mark.failure is not None or any(is_unwell(entry) for entry in statuses)
 
 
 def is_unwell(entry: TableStatus) -> bool:
@@ -177,9 +177,9 @@ class _Requests(NamedTuple):
     rewinds: Mapping[TableId, RewindControl]
 
     @classmethod
-    def of(cls, controls: Controls, found: Iterable[TableStatus]) -> _Requests:
+    def of(cls, controls: Controls, statuses: Iterable[TableStatus]) -> _Requests:
         """Return the stored requests (``controls``) that the tables' statuses do not show as done."""
-        resting = {entry.table for entry in found if entry.details.get("rests")}
+        resting = {entry.table for entry in statuses if entry.details.get("rests")}
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
             {table: control.rewind for table, control in controls.items() if control.rewind is not None},
@@ -200,7 +200,7 @@ def _rewind_line(rewind: RewindControl) -> str:
     )
 
 
-def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
+def _worker_line(seconds: float | None, statuses: tuple[TableStatus, ...]) -> str:
     """Return a line about the state of the pipeline's worker.
 
     ``seconds``: time since the worker was last active; None before the first worker started and after the
@@ -216,7 +216,7 @@ def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
         return f"worker: not seen since {shown_moment(seen)} UTC, and it did not report that it ended"
-    last = max((entry.updated for entry in found if entry.updated), default=None)
+    last = max((entry.updated for entry in statuses if entry.updated), default=None)
     return "worker: no worker runs" + (f"; last seen {shown_moment(last)} UTC" if last else "")
 
 
@@ -232,24 +232,24 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
     return _asked(config, lambda store: cut_status(store, config.pipeline))
 
 
-def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
+def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield lines about the last and the next cut, and the tables that hold back the next one."""
-    if found is None:
+    if cuts is None:
         return
-    by_position = "waits" in found
-    if found["last"] is not None:
-        at = found["last_time"] if by_position else physical_ms(found["last"]) / 1000
-        yield f"last cut: {_last_cut(found['last'], at, by_position=by_position)}"
-    if found["next"] is not None and found["next"] != found["last"]:
-        position = f"position {found['next']}"
-        yield f"next cut: {position if by_position else commit_time(found['next']) + ' UTC'}"
-    if by_position and found["waits"]:
-        yield f"the next cut waits for the connector: {found['waits']}"
-    for table, reason in found["held_back"].items():
+    by_position = "waits" in cuts
+    if cuts["last"] is not None:
+        reached = cuts["last_time"] if by_position else physical_ms(cuts["last"]) / 1000
+        yield f"last cut: {_last_cut(cuts['last'], reached, by_position=by_position)}"
+    if cuts["next"] is not None and cuts["next"] != cuts["last"]:
+        position = f"position {cuts['next']}"
+        yield f"next cut: {position if by_position else commit_time(cuts['next']) + ' UTC'}"
+    if by_position and cuts["waits"]:
+        yield f"the next cut waits for the connector: {cuts['waits']}"
+    for table, reason in cuts["held_back"].items():
         yield f"the next cut waits for {table}: {reason}"
     # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
     reason = "its topic is still empty" if by_position else "its snapshot runs, or is later than the cut"
-    for table in found.get("excluded", ()):
+    for table in cuts.get("excluded", ()):
         yield f"the next cut leaves out {table}: {reason}"
 
 
@@ -400,22 +400,22 @@ def next_line(table: TableId | None, *, works: bool) -> str:
 _KEPT = "Nothing is lost: Kafka keeps the records that are not applied, until the topic's retention ends"
 
 
-def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, works: bool) -> None:
+def show_statuses(statuses: tuple[TableStatus, ...], source: SourceSettings, *, works: bool) -> None:
     """Print a row per table with its state, followed by lines about errors and counters."""
-    if not found:
+    if not statuses:
         terminal.echo("no worker has read a table yet. `tidesink run` starts a worker")
         return
-    show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, found))
+    show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, statuses))
     typer.echo("")
-    show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
-    for entry in found:
+    show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in statuses])
+    for entry in statuses:
         for line in _remarks(entry, source, works=works):
             terminal.echo(f"{entry.table}: {line}")
 
 
-def letter_lines(found: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
+def letter_lines(statuses: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
     """Yield a line about open dead letters for each table that ever wrote a dead letter."""
-    for entry in found:
+    for entry in statuses:
         if written := Account.from_counters(entry.counters).dead_lettered:
             count = letters[entry.table]
             way = f": `tidesink dlq show {shlex.quote(str(entry.table))}`" if count else ""
@@ -496,10 +496,10 @@ _ROW_BY_ROW = {
 
 def without_row_lines(entry: TableStatus) -> list[str]:
     """Return lines about records that change no row: counts by kind, the watermark, and the last DDL."""
-    found = Filtered.from_details(entry.details)
-    counts = (found.ddl, "DDL events"), (found.watermarks, "watermarks"), (found.messages, _MESSAGES)
+    filtered = Filtered.from_details(entry.details)
+    counts = (filtered.ddl, "DDL events"), (filtered.watermarks, "watermarks"), (filtered.messages, _MESSAGES)
     kinds = [f"{count} {word}" for count, word in counts if count]
-    lines, last = [f"without row: {', '.join(kinds)}"] if kinds else [], found.last_ddl
+    lines, last = [f"without row: {', '.join(kinds)}"] if kinds else [], filtered.last_ddl
     watermark = entry.details.get("watermark")
     if watermark is not None:
         behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
@@ -507,8 +507,8 @@ def without_row_lines(entry: TableStatus) -> list[str]:
             f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are applied"
         )
     if last:
-        at = f" at {moment} UTC" if (moment := commit_time(last["commit_ts"])) else ""
-        lines.append(f"last DDL{at}: {last['query']} (kind {last['kind']})")
+        when = f" at {moment} UTC" if (moment := commit_time(last["commit_ts"])) else ""
+        lines.append(f"last DDL{when}: {last['query']} (kind {last['kind']})")
     return lines
 
 
@@ -538,8 +538,8 @@ def _snapshot(entry: TableStatus) -> list[str]:
     estimate, reason = shown["estimate"], shown.get("reason")
     rows = f"{shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
     within = f"where {shown['where']}" if "where" in shown else ""
-    said = [f"snapshot {shown['state']}: {rows}", within, deletes_text(shown), reason]
-    return ["; ".join(one for one in said if one)]
+    parts = [f"snapshot {shown['state']}: {rows}", within, deletes_text(shown), reason]
+    return ["; ".join(part for part in parts if part)]
 
 
 def deletes_text(shown: Mapping[str, Any]) -> str:
@@ -638,7 +638,7 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
             ),
             table=str(table),
         )
-    return {found["digest"]: "apply" for found in broken}
+    return {finding["digest"]: "apply" for finding in broken}
 
 
 def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
@@ -663,11 +663,11 @@ def ask_tables(
     from tidesink.sinks.worker.control import change_control
 
     with worked_with(config) as store:
-        found = {status.table: status for status in store.statuses(config.pipeline)}
-        tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
-        changes = [(table, change(table, found.get(table))) for table in tables]
+        statuses = {status.table: status for status in store.statuses(config.pipeline)}
+        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        changes = [(table, change(table, statuses.get(table))) for table in tables]
         return [
-            (table, found.get(table), change_control(store, config.pipeline, table, asked))
+            (table, statuses.get(table), change_control(store, config.pipeline, table, asked))
             for table, asked in changes
         ]
 
@@ -675,7 +675,7 @@ def ask_tables(
 def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word: str) -> None:
     alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
-        tables = [_as_json(*one) for one in asked]
+        tables = [_as_json(*request) for request in asked]
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "tables": tables})
         return
     for table, status, control in asked:
@@ -731,11 +731,13 @@ def accept_restored(
 
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store:
-        found = [status.table for status in store.statuses(settings.pipeline)]
-        known = known_table(table, settings, found)
-        batch = accept_restored(store, settings.pipeline, known)
+        tables = [status.table for status in store.statuses(settings.pipeline)]
+        table_id = known_table(table, settings, tables)
+        batch = accept_restored(store, settings.pipeline, table_id)
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "table": known._asdict(), "accepted_below_batch": batch})
+        write_json(
+            {"pipeline": settings.pipeline, "table": table_id._asdict(), "accepted_below_batch": batch}
+        )
     else:
         typer.echo(f"{table}: will continue from a backup older than batch {batch}. Start the worker again")
 
@@ -778,11 +780,11 @@ def tables_worked_on(config: Config) -> list[TableId]:
     return [entry.table for entry in read_statuses(config)]
 
 
-def named_table(name: str, known: Iterable[TableId]) -> TableId:
+def named_table(name: str, tables: Iterable[TableId]) -> TableId:
     """Return the table with this name (``schema.table``, as in records). Either part may contain a dot."""
-    found = {str(table): table for table in known}
+    by_name = {str(table): table for table in tables}
     schema, dot, rest = name.partition(".")
-    return found.get(name) or (TableId(schema, rest) if dot else TableId("", name))
+    return by_name.get(name) or (TableId(schema, rest) if dot else TableId("", name))
 
 
 def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
@@ -799,10 +801,10 @@ def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
     if name in spelt:
         return spelt[name]
     named = [entry.table for entry in config.tables if entry.table is not None]
-    known = {fold_name(str(table)): table for table in (*named, *found)}
-    if fold_name(name) not in known:
+    by_name = {fold_name(str(table)): table for table in (*named, *found)}
+    if fold_name(name) not in by_name:
         raise ConfigError(
-            f"Pipeline {config.pipeline} has no table {name}{nearest(name, known)}. `tidesink "
+            f"Pipeline {config.pipeline} has no table {name}{nearest(name, by_name)}. `tidesink "
             "status` lists its tables."
         )
-    return known[fold_name(name)]
+    return by_name[fold_name(name)]

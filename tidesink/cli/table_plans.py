@@ -239,8 +239,8 @@ class Sample:
     def records(self, config: Config) -> Iterator[Message]:
         """Yield the sampled records, in the order of their Kafka timestamps."""
         properties = config.source.confluent_properties()
-        found = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
-        for number, message in enumerate(found):
+        messages = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
+        for number, message in enumerate(messages):
             if number == self.size:
                 self.more = True
                 return
@@ -443,8 +443,10 @@ def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]
             continue
         # A canal-json topic may hold tables beyond the sampled records.
         may_be = topics.intersection(rule.topic_for(table) for rule in config.source.rules)
-        found = f"none of the sampled records of {min(may_be)} belongs to it" if may_be else "no topic has it"
-        yield _UNSERVED.format(table=table, found=found)
+        reason = (
+            f"none of the sampled records of {min(may_be)} belongs to it" if may_be else "no topic has it"
+        )
+        yield _UNSERVED.format(table=table, found=reason)
 
 
 def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: TableId) -> TablePlan:
@@ -524,8 +526,8 @@ def _table_named(message: Message) -> TableId | None:
     A record without a table counts for every table of its topic, as in a worker.
     """
     try:
-        found = json.loads(message.value or b"")
-        names = found["database"], found["table"]
+        document = json.loads(message.value or b"")
+        names = document["database"], document["table"]
     except (ValueError, TypeError, KeyError):
         return None
     return TableId(*names) if all(isinstance(name, str) and name for name in names) else None
@@ -548,9 +550,9 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             for event in events:
                 if isinstance(event, ChangeEvent) and event.schema is not None:
                     seen[event.table] = _Seen(topic, event.schema)
-        for table, found in sorted(seen.items()):
+        for table, observed in sorted(seen.items()):
             errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
-            plan = _canal_table(config, table, found, definitions)
+            plan = _canal_table(config, table, observed, definitions)
             yield read.noted(Undecodable(looked_at, errors).reported_in(config, plan))
         for named, left in bad.items():
             if named is not None or not seen:
@@ -603,7 +605,7 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         if met is None
         else met.codec
     )
-    found: ChangeEvent | None = None
+    newest: ChangeEvent | None = None
     connector = ""
     seen: dict[str, str] = {}
     tables: set[TableId] = set()
@@ -617,65 +619,65 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         for event in events if message.value is not None else ():  # a tombstone has only the key
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest row has all columns, including those that were added later.
-                found = event
+                newest = event
                 if met is not None:
                     met.take(event, event.schema)
                 connector = connector_of_event(message, event)
                 tables.add(event.table)
-                seen |= {fold_name(one.name): one.name for one in event.schema.columns}
-    if found is None or found.schema is None:
+                seen |= {fold_name(column.name): column.name for column in event.schema.columns}
+    if newest is None or newest.schema is None:
         return TablePlan(None, topic, warnings=(_NO_ROW,))
-    defined, settings = stated.get(found.table), config.table_config(found.table)
-    if settings.sequence_by == "source" and found.commit_ts is None:
-        return _unplanned(config, topic, found.table, _NO_ORDER)
-    rows = TypedRows(found.schema.columns, "avro")
+    defined, settings = stated.get(newest.table), config.table_config(newest.table)
+    if settings.sequence_by == "source" and newest.commit_ts is None:
+        return _unplanned(config, topic, newest.table, _NO_ORDER)
+    rows = TypedRows(newest.schema.columns, "avro")
     try:
         if met is not None:
-            rows = met.typed(config, topic, found.table)
-        schema = dataclasses.replace(found.schema, columns=rows.columns)
-        shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
+            rows = met.typed(config, topic, newest.table)
+        schema = dataclasses.replace(newest.schema, columns=rows.columns)
+        shape = _shape(schema, settings, settings.keys or tuple(newest.key or ()))
         if CODECS[config.source.protocol].connectors:
             reported_in = connector or database_connector(config.source.database)
             shape = dataclasses.replace(shape, exact_names=has_exact_names(reported_in))
         for name in settings.keys or ():
             check_spelling("keys", name, shape)
     except TidesinkError as error:
-        return _unplanned(config, topic, found.table, error.message)
-    if problem := routed_problem(tables, shape.keys, key_only(found)):
-        return _unplanned(config, topic, found.table, problem)
+        return _unplanned(config, topic, newest.table, error.message)
+    if problem := routed_problem(tables, shape.keys, key_only(newest)):
+        return _unplanned(config, topic, newest.table, problem)
     planned = plan_of(config, topic, shape, types_from="definition" if defined else rows.types_from)
     warnings = tuple(f"column {name}: {UNTYPED}" for name in rows.untyped)
     bare = met is not None and met.codec.bare
-    there = {fold_name(one.name) for one in rows.columns}
+    there = {fold_name(column.name) for column in rows.columns}
     remarks = column_remarks(
         rows.columns,
         connector=connector,
         keys=shape.keys,
-        is_confirmed=KeyFacts.of(settings.keys, defined).confirm({*shape.keys} - key_only(found)),
+        is_confirmed=KeyFacts.of(settings.keys, defined).confirm({*shape.keys} - key_only(newest)),
         gone=() if bare else [name for folded, name in seen.items() if folded not in there],
     )
     return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings, *remarks))
 
 
-def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
+def _canal_table(config: Config, table: TableId, observed: _Seen, definitions: TableDefinitions) -> TablePlan:
     settings = config.table_config(table)
     # As in the worker: a definition in the config overrides the topic's DDL.
     stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
-    schema = defined or found.schema
+    schema = defined or observed.schema
     # As in the worker: DDL shows a unique key that rows do not have.
-    handle = schema.handle_columns or found.schema.handle_columns
+    handle = schema.handle_columns or observed.schema.handle_columns
     keys = settings.keys or tuple(column.name for column in handle)
     try:
         shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
         if not keys and settings.mode != "append" and config.source.codec_options().sends_row_keys:
             shape = row_keyed(shape)
     except TidesinkError as error:
-        return _unplanned(config, found.topic, table, error.message)
+        return _unplanned(config, observed.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
     renames = () if stated else definitions.renames(table)
     past = () if stated else tuple(column.name for column in definitions.dropped_columns(table))
-    plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
+    plan = plan_of(config, observed.topic, shape, types_from=types_from, renames=renames, past=past)
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
         reported = "Types come from the short names in mysqlType. For full types, give a table definition."
@@ -841,7 +843,11 @@ _AMBIGUOUS: Final = (
 
 def ambiguous_times(shape: TargetSchema, omitted: Collection[str]) -> Iterator[str]:
     """Yield a warning if local times of a table may be ambiguous and no row checksum resolves them."""
-    columns = [one for one in shape.columns if one.name not in omitted and _has_ambiguous_times(one, shape)]
+    columns = [
+        candidate
+        for candidate in shape.columns
+        if candidate.name not in omitted and _has_ambiguous_times(candidate, shape)
+    ]
     if columns:
         names = ", ".join(column.name for column in columns)
         yield _AMBIGUOUS.format(zone=shape.time_zone, policy=shape.ambiguous_time, columns=names)
@@ -863,11 +869,11 @@ def live_rows_query(config: Config, shape: TargetSchema) -> str:
     columns. It is empty if the table does not mark deleted rows.
     """
     settings = config.table_config(shape.source)
-    place = _PLACES.get(config.target.type)
+    locate = _PLACES.get(config.target.type)
     marks = settings.sequence_by == "source" or settings.deletes == "soft"
-    if place is None or settings.mode != "upsert" or not marks:
+    if locate is None or settings.mode != "upsert" or not marks:
         return ""
-    quote, location, shown = place(config.target, shape.table)
+    quote, location, shown = locate(config.target, shape.table)
     if shown:
         return f"SELECT * FROM {shown}"  # noqa: S608  quoted
     columns = ", ".join(quote(column.name) for column in shape.columns)
@@ -887,9 +893,9 @@ def _iceberg(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
 
 def _database(quote: _Quote) -> Callable[[Any, TableId], tuple[_Quote, str, str]]:
     def place_of(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
-        place = place_in(settings.table, table, quote)
-        view = view_name(settings.view, place)
-        return quote, place.location, place.beside(view) if view else ""
+        target_table = place_in(settings.table, table, quote)
+        view = view_name(settings.view, target_table)
+        return quote, target_table.location, target_table.beside(view) if view else ""
 
     return place_of
 

@@ -229,7 +229,7 @@ def _names_in(values: Iterable[Any]) -> Iterator[str]:
     """Yield the strings among the values of a command's parameters, including those in lists."""
     for value in values:
         listed = value if isinstance(value, list | tuple) else [value]
-        yield from (one for one in listed if isinstance(one, str) and not isinstance(one, Enum))
+        yield from (item for item in listed if isinstance(item, str) and not isinstance(item, Enum))
 
 
 class Terminated(KeyboardInterrupt):
@@ -296,14 +296,14 @@ def trace_of(error: BaseException) -> str:
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return "\n".join(_traced(one) for one in reversed(chain))
+    return "\n".join(_traced(exception) for exception in reversed(chain))
 
 
 def _traced(error: BaseException) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    said = str(error) if isinstance(error, TidesinkError) else "(text left out)"
+    message = str(error) if isinstance(error, TidesinkError) else "(text left out)"
     lines = traceback.format_tb(error.__traceback__)
-    return "".join(("Traceback (most recent call last):\n", *lines, f"{kind}: {said}\n"))
+    return "".join(("Traceback (most recent call last):\n", *lines, f"{kind}: {message}\n"))
 
 
 def show_fault(error: Exception) -> None:
@@ -362,7 +362,7 @@ def complete(text: str, config: Path | None = None) -> str:
     if path == DEFAULT_CONFIG:
         return text
     option = shlex.quote(str(path))
-    return _SUGGESTED.sub(lambda found: f"{found[0]} --config {option}", text)
+    return _SUGGESTED.sub(lambda match: f"{match[0]} --config {option}", text)
 
 
 def echo(text: str) -> None:

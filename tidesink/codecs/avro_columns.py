@@ -72,9 +72,9 @@ class RecordBytes:
         if not count:
             empty = np.zeros(0, np.int64)
             return cls(np.zeros(0, np.uint8), empty, empty)
-        found = np.frombuffer(offsets, kind, count, records.offset * kind().itemsize).astype(np.int64)
+        bounds = np.frombuffer(offsets, kind, count, records.offset * kind().itemsize).astype(np.int64)
         data = np.zeros(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
-        return cls(data, found[:-1] + skip, found[1:])
+        return cls(data, bounds[:-1] + skip, bounds[1:])
 
     def __len__(self) -> int:
         return len(self.start)
@@ -98,9 +98,9 @@ class RecordBytes:
         If a record has fewer than eight bytes, the number includes the bytes that follow it in the buffer.
         """
         parts = []
-        for one in self.chunks():
-            start = np.minimum(one.start, one.end)
-            rows = _Rows.of(one, start)
+        for chunk in self.chunks():
+            start = np.minimum(chunk.start, chunk.end)
+            rows = _Rows.of(chunk, start)
             parts.append(rows.words_at(start - rows.base))
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
@@ -160,21 +160,21 @@ class AvroDecoder:
         rows = _Rows.of(records, start)
         if np.count_nonzero(negative):
             rows.reject(negative)
-        found, position = self._step.read(rows, start - rows.base, None)
+        record, position = self._step.read(rows, start - rows.base, None)
         short = position != rows.end
         if np.count_nonzero(short):
             rows.reject(short)
-        return AvroColumns(found, _if_any(rows.unproven))
+        return AvroColumns(record, _if_any(rows.unproven))
 
     def _halves(self, records: RecordBytes) -> AvroColumns:
         if len(records) == 1:
             return AvroColumns(pa.nulls(1, self.type), np.ones(1, bool))
         middle = len(records) // 2
         sides = (records.slice(0, middle), records.slice(middle, len(records)))
-        parts = [self.decode(one) for one in sides]
+        parts = [self.decode(side) for side in sides]
         masks = [
-            np.zeros(len(one), bool) if part.unproven is None else part.unproven
-            for one, part in zip(sides, parts, strict=True)
+            np.zeros(len(side), bool) if part.unproven is None else part.unproven
+            for side, part in zip(sides, parts, strict=True)
         ]
         record = pa.concat_arrays([part.record for part in parts])
         return AvroColumns(record, _if_any(np.concatenate(masks)))
@@ -265,8 +265,8 @@ def _bitmap(mask: Mask | None) -> pa.Buffer | None:
     return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
-def _both(one: Mask, other: Mask | None) -> Mask:
-    return one if other is None else one & other
+def _both(mask: Mask, other: Mask | None) -> Mask:
+    return mask if other is None else mask & other
 
 
 def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
@@ -285,8 +285,10 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
     raw = _gathered(words & mask & _SEVENS)
     longer = stops == 0
     if np.count_nonzero(longer):
-        at = np.flatnonzero(longer)
-        raw[at], size[at] = _ninth_and_tenth(rows, position[at], _gathered(words[at] & _SEVENS))
+        indices = np.flatnonzero(longer)
+        raw[indices], size[indices] = _ninth_and_tenth(
+            rows, position[indices], _gathered(words[indices] & _SEVENS)
+        )
     return _unzigzag(raw), size
 
 
@@ -343,8 +345,8 @@ class _Boolean:
         other = values > 1
         if np.count_nonzero(other):
             rows.reject(_both(other, present))
-        found = [_bitmap(present), _bitmap(values == 1)]
-        array = pa.Array.from_buffers(self.type, len(values), found)
+        buffers = [_bitmap(present), _bitmap(values == 1)]
+        array = pa.Array.from_buffers(self.type, len(values), buffers)
         return array, rows.advance(position, 1, present)
 
 
@@ -414,10 +416,10 @@ def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2], offsets[1::2] = spans.start, spans.end
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.data)]
-    found = pa.Array.from_buffers(pa.binary(), max(2 * count - 1, 0), buffers).take(rows.every_other)
+    values = pa.Array.from_buffers(pa.binary(), max(2 * count - 1, 0), buffers).take(rows.every_other)
     if present is None:
-        return found
-    return pa.Array.from_buffers(pa.binary(), count, [_bitmap(present), *found.buffers()[1:]])
+        return values
+    return pa.Array.from_buffers(pa.binary(), count, [_bitmap(present), *values.buffers()[1:]])
 
 
 def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
@@ -438,7 +440,9 @@ def is_utf8(values: pa.Array) -> Mask:
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        return np.fromiter((one is None or _decodes(one) for one in values.to_pylist()), bool, len(values))
+        return np.fromiter(
+            (value is None or _decodes(value) for value in values.to_pylist()), bool, len(values)
+        )
     return np.ones(len(values), np.bool_)
 
 
@@ -518,11 +522,11 @@ def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
     """
     size = np.minimum(np.maximum(spans.size, 1), 8 * width)
     behind = np.arange(8 * width)
-    at = spans.start[:, None] + np.maximum(size[:, None] - 1 - behind, 0)
-    found = rows.data.take(np.minimum(at, len(rows.data) - 1))
-    negative = found[np.arange(len(size)), size - 1] >= 0x80
+    positions = spans.start[:, None] + np.maximum(size[:, None] - 1 - behind, 0)
+    raw = rows.data.take(np.minimum(positions, len(rows.data) - 1))
+    negative = raw[np.arange(len(size)), size - 1] >= 0x80
     sign = np.where(negative, np.uint8(0xFF), np.uint8(0))
-    filled = np.where(behind < size[:, None], found, sign[:, None])
+    filled = np.where(behind < size[:, None], raw, sign[:, None])
     return np.ascontiguousarray(filled).view("<i8")
 
 
@@ -532,10 +536,10 @@ def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
     bounds = np.frombuffer(limit.to_bytes(8 * width, "little", signed=True), "<i8")
     below = words[:, 0].view(np.uint64) < bounds[:1].view(np.uint64)
     for index in range(1, width):
-        found, bound = words[:, index], bounds[index : index + 1]
+        word, bound = words[:, index], bounds[index : index + 1]
         if index < width - 1:
-            found, bound = found.view(np.uint64), bound.view(np.uint64)
-        below = (found < bound) | ((found == bound) & below)
+            word, bound = word.view(np.uint64), bound.view(np.uint64)
+        below = (word < bound) | ((word == bound) & below)
     return below
 
 
@@ -659,8 +663,8 @@ class _Compiler:
         return _Nullable(2 * null, steps[1 - null])
 
     def _reference(self, name: str, namespace: str) -> _Step:
-        found = self._named.get(name) or self._named.get(_full(name, namespace))
-        return found or _UNSUPPORTED
+        step = self._named.get(name) or self._named.get(_full(name, namespace))
+        return step or _UNSUPPORTED
 
     def _register(self, schema: Mapping[str, Any], namespace: str, step: _Step) -> _Step:
         if "name" in schema:
@@ -672,8 +676,8 @@ class _Compiler:
         self._named[full] = None
         inner = full.rpartition(".")[0]
         fields = schema.get("fields") or []
-        steps = tuple(self.compile(one["type"], inner) for one in fields)
-        step = self._named[full] = _Record(tuple(one["name"] for one in fields), steps)
+        steps = tuple(self.compile(field["type"], inner) for field in fields)
+        step = self._named[full] = _Record(tuple(field["name"] for field in fields), steps)
         return step
 
 

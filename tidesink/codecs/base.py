@@ -301,15 +301,15 @@ class ByIdentity(Generic[T]):
         self._make, self._most = make, most
         self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
 
-    def get(self, one: object, *more: Hashable) -> T:
+    def get(self, argument: object, *more: Hashable) -> T:
         """Returns the value that ``make`` creates for these arguments, from the cache if possible."""
-        place = (id(one), *more)
-        found = self._known.get(place)
-        if found is None:
+        key = (id(argument), *more)
+        entry = self._known.get(key)
+        if entry is None:
             if len(self._known) >= self._most:
                 self._known.clear()
-            found = self._known[place] = (one, self._make(one, *more))
-        return found[1]
+            entry = self._known[key] = (argument, self._make(argument, *more))
+        return entry[1]
 
 
 MOST_LEVELS: Final = 64
@@ -320,7 +320,7 @@ def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
     """Returns True if dicts and lists in a parsed value are nested deeper than ``most`` levels."""
     level: list[Any] = [value] if type(value) in _NESTING else []
     for _ in range(most):
-        members = (one.values() if type(one) is dict else one for one in level)
+        members = (container.values() if type(container) is dict else container for container in level)
         level = [inner for inside in members for inner in inside if type(inner) in _NESTING]
         if not level:
             return False

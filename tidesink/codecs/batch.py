@@ -118,9 +118,9 @@ class ChangeTable:
         }
         for column in self.schema.columns:
             images = [_member(self.rows[image], column.name) for image in ("before", "key")]
-            found = [image for image in images if image is not None]
+            present = [image for image in images if image is not None]
             after = _member(self.rows["after"], column.name)
-            columns[column.name] = pc.if_else(deleted, pc.coalesce(*found), after) if found else after
+            columns[column.name] = pc.if_else(deleted, pc.coalesce(*present), after) if present else after
         return pa.table(columns)
 
 
@@ -197,10 +197,10 @@ class Records:
             for array in (self.topic, self.partition, self.offset, self.key, self.value, self.timestamp)
         ]
         headers = _python(self.headers, where)
-        for at, *fields, own in zip(indices.tolist(), *columns, headers, strict=True):
+        for index, *fields, own in zip(indices.tolist(), *columns, headers, strict=True):
             topic, partition, offset, key, value, timestamp = fields
-            pairs = tuple((one["key"], one["value"]) for one in own or ())
-            yield self.start + at, Message(topic, partition, offset, key, value, timestamp, pairs)
+            pairs = tuple((header["key"], header["value"]) for header in own or ())
+            yield self.start + index, Message(topic, partition, offset, key, value, timestamp, pairs)
 
     def places(self, rows: Indices) -> dict[str, pa.Array]:
         """Returns the columns of ``ChangeTable.rows`` that locate row changes, for the records at ``rows``.
@@ -211,13 +211,13 @@ class Records:
         count = len(rows)
         names = ("topic", "partition", "offset")
         if count and int(rows[-1]) - int(rows[0]) + 1 == count:
-            found = {name: getattr(self, name).slice(int(rows[0]), count) for name in names}
+            columns = {name: getattr(self, name).slice(int(rows[0]), count) for name in names}
         else:
-            found = {name: getattr(self, name).take(pa.array(rows)) for name in names}
+            columns = {name: getattr(self, name).take(pa.array(rows)) for name in names}
         return {
             "record": pa.array(rows + self.start),
             "index": pa.array(np.zeros(count, np.int32)),
-            **found,
+            **columns,
         }
 
 
@@ -253,17 +253,17 @@ def decode_in_columns(
         RegistryError: The schema registry does not have, or does not return, a record's schema.
         SourceUnavailableError: The claim-check storage or the upstream database does not answer.
     """
-    found = _Found()
+    result = _Found()
     for part in _parts(records):
         rest = part
         while len(rest):
             done = columnar(rest) if columnar is not None else _nothing_proven(rest)
-            found.tables += done.tables
-            found.events += done.events
-            found.left += len(done.left)
-            _read_rows(rest, done.left, decode, options, found)
+            result.tables += done.tables
+            result.events += done.events
+            result.left += len(done.left)
+            _read_rows(rest, done.left, decode, options, result)
             rest = rest.slice(done.consumed)
-    return found.batch(len(records))
+    return result.batch(len(records))
 
 
 def rows_from_events(
@@ -298,7 +298,7 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 
 def messages(records: pa.RecordBatch) -> Iterator[Message]:
     """Yields the Kafka records of a record batch, which has the columns that ``decode_batch`` accepts."""
-    return (one for _, one in _records(records, 0).take(np.arange(len(records))))
+    return (message for _, message in _records(records, 0).take(np.arange(len(records))))
 
 
 def _parts(records: pa.RecordBatch | pa.Table) -> Iterator[Records]:
@@ -327,50 +327,50 @@ def _records(batch: pa.RecordBatch, start: int) -> Records:
 def _column(
     columns: Mapping[str, pa.Array], name: str, kind: pa.DataType, default: Callable[[], Any] | None
 ) -> pa.Array:
-    found = columns.get(name)
-    if found is None and default is not None:
+    column = columns.get(name)
+    if column is None and default is not None:
         return pa.array(list(default())).cast(kind)
     try:
-        return found if found.type == kind else found.cast(kind)  # type: ignore[union-attr]
+        return column if column.type == kind else column.cast(kind)  # type: ignore[union-attr]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
-            f"Column {name!r} of the records has the type {found.type}, but it must be {kind}."  # type: ignore[union-attr]
+            f"Column {name!r} of the records has the type {column.type}, but it must be {kind}."  # type: ignore[union-attr]
         ) from error
 
 
 def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
-    found = columns.get(name)
-    if found is None and name == "key":
+    column = columns.get(name)
+    if column is None and name == "key":
         return pa.nulls(count, pa.binary())
-    if found is None:
+    if column is None:
         raise SchemaMismatchError(
             f"The records have no column {name!r}. Pass the columns key and value with Kafka's bytes."
         )
-    if found.type in (pa.binary(), pa.large_binary()):
-        return found
+    if column.type in (pa.binary(), pa.large_binary()):
+        return column
     return _column(columns, name, pa.binary(), None)
 
 
-def _timestamps(found: pa.Array | None) -> pa.Array | None:
-    if found is None or pa.types.is_integer(found.type):
-        return found
-    return found.cast(pa.timestamp("ms", found.type.tz), safe=False).cast(pa.int64())
+def _timestamps(times: pa.Array | None) -> pa.Array | None:
+    if times is None or pa.types.is_integer(times.type):
+        return times
+    return times.cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64())
 
 
 # The row path
 
 
 def _read_rows(
-    records: Records, indices: Indices, decode: Decode, options: ValueOptions, found: _Found
+    records: Records, indices: Indices, decode: Decode, options: ValueOptions, result: _Found
 ) -> None:
-    """Decodes the records at ``indices`` one by one, and adds their row changes and events to ``found``."""
+    """Decodes the records at ``indices`` one by one, and adds their row changes and events to ``result``."""
     groups: dict[Any, _RowGroup] = {}
     control: list[tuple[int, ControlEvent]] = []
     for record, message in records.take(indices):
         try:
             events = decode(message)
         except DecodeError as error:
-            found.faults.append(Fault(record, _placed(error, message)))
+            result.faults.append(Fault(record, _placed(error, message)))
             continue
         for event in events:
             if not isinstance(event, ChangeEvent):
@@ -384,18 +384,18 @@ def _read_rows(
             groups[name].add(record, event)
     # By record: the index and the error of its first event with a value that does not fit its column.
     refused: dict[int, tuple[int, DecodeError]] = {}
-    for record, index, wrong in (one for group in groups.values() for one in group.errors()):
+    for record, index, wrong in (failure for group in groups.values() for failure in group.errors()):
         if record not in refused or index < refused[record][0]:
             refused[record] = (index, wrong)
-    found.faults += [Fault(record, wrong) for record, (_, wrong) in refused.items()]
+    result.faults += [Fault(record, wrong) for record, (_, wrong) in refused.items()]
     # If one event of a record is not valid, the whole record is a fault, and none of its events is returned.
-    found.events += [(record, event) for record, event in control if record not in refused]
+    result.events += [(record, event) for record, event in control if record not in refused]
     tables = (group.table(refused) for group in groups.values())
-    found.tables += [table for table in tables if table is not None]
+    result.tables += [table for table in tables if table is not None]
 
 
-def _placed(error: DecodeError, place: Message | Position) -> DecodeError:
-    error.with_context(topic=place.topic, partition=place.partition, offset=place.offset)
+def _placed(error: DecodeError, position: Message | Position) -> DecodeError:
+    error.with_context(topic=position.topic, partition=position.partition, offset=position.offset)
     return error
 
 
@@ -423,42 +423,42 @@ class _RowGroup:
 
         Each comes with the index of its record in the input, and the index of its event in the record.
         """
-        for at, error in sorted(self._column_errors(), key=lambda found: found[0]):
-            event = self._events[at]
-            yield self._records[at], event.position.index, _placed(error, event.position)
+        for index, error in sorted(self._column_errors(), key=lambda pair: pair[0]):
+            event = self._events[index]
+            yield self._records[index], event.position.index, _placed(error, event.position)
 
     def _column_errors(self) -> Iterator[tuple[int, DecodeError]]:
-        for at, event in enumerate(self._events):
+        for index, event in enumerate(self._events):
             unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
             if unknown:
                 reason = "The row has a column that is not in the event's schema."
-                yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
+                yield index, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
             if (wrong := _unfit_position(event)) is not None:
-                yield at, ValueOutOfRangeError(wrong, table=str(event.table))
+                yield index, ValueOutOfRangeError(wrong, table=str(event.table))
         for (_, name), column in self._columns.items():
-            for at, error in column.errors.items():
-                yield at, error.with_context(table=str(self._schema.table), column=name)  # type: ignore[misc]
+            for index, error in column.errors.items():
+                yield index, error.with_context(table=str(self._schema.table), column=name)  # type: ignore[misc]
 
     def _unknown(self, row: Row | None) -> list[str]:
-        known = self._schema.by_name
-        return [] if row is None else [name for name in row if name not in known]
+        columns = self._schema.by_name
+        return [] if row is None else [name for name in row if name not in columns]
 
     @cached_property
     def _columns(self) -> dict[tuple[str, str], PythonResult]:
         """The converted column values, by row image (key, before or after) and column name."""
-        found = {}
+        columns = {}
         for image in _IMAGES:
             kind = self._types.key if image == "key" else self._types.row
             rows = [getattr(event, image) for event in self._events]
             for member in kind:
                 column = self._schema.by_name[member.name]
-                found[image, member.name] = from_python(
+                columns[image, member.name] = from_python(
                     [None if row is None else row.get(member.name) for row in rows],
                     column.type,
                     **self._types.policies_of(column),
                     time_zone=self._options.zone,
                 )
-        return found
+        return columns
 
     def table(self, faults: Mapping[int, object]) -> ChangeTable | None:
         """Returns the row changes as Arrow, without those of the records in ``faults``.
@@ -468,13 +468,13 @@ class _RowGroup:
         events, first = self._events, self._events[0]
         columns = {
             "record": pa.array(self._records, pa.int64()),
-            "index": pa.array([one.position.index for one in events], pa.int32()),
-            "op": op_array([_OP_CODES[one.op] for one in events]),
-            "topic": pa.array([one.position.topic for one in events], pa.string()).cast(TOPIC_TYPE),
-            "partition": pa.array([one.position.partition for one in events], pa.int32()),
-            "offset": pa.array([one.position.offset for one in events], pa.int64()),
-            "commit_ts": pa.array([_fitting(one.commit_ts) for one in events], pa.int64()),
-            "source": pa.array([_source(one) for one in events], SOURCE_TYPE),
+            "index": pa.array([event.position.index for event in events], pa.int32()),
+            "op": op_array([_OP_CODES[event.op] for event in events]),
+            "topic": pa.array([event.position.topic for event in events], pa.string()).cast(TOPIC_TYPE),
+            "partition": pa.array([event.position.partition for event in events], pa.int32()),
+            "offset": pa.array([event.position.offset for event in events], pa.int64()),
+            "commit_ts": pa.array([_fitting(event.commit_ts) for event in events], pa.int64()),
+            "source": pa.array([_source(event) for event in events], SOURCE_TYPE),
             "key": self._structs("key", self._types.key),
             "before": self._structs("before", self._types.row),
             "after": self._structs("after", self._types.row),
@@ -500,15 +500,15 @@ class _RowGroup:
 
         The columns are those of the row after the change, or for a delete of the row before it.
         """
-        found: list[list[str]] = [[] for _ in self._events]
+        marked: list[list[str]] = [[] for _ in self._events]
         for (image, name), column in self._columns.items():
             flags: npt.NDArray[np.bool_] | None = getattr(column, marks)
             if image == "key" or flags is None:
                 continue
-            for at in np.flatnonzero(flags).tolist():
-                if (self._events[at].after is None) == (image == "before"):
-                    found[at].append(name)
-        return [names or None for names in found]
+            for index in np.flatnonzero(flags).tolist():
+                if (self._events[index].after is None) == (image == "before"):
+                    marked[index].append(name)
+        return [names or None for names in marked]
 
 
 class RowTypes:
@@ -570,19 +570,19 @@ def op_code(op: Op) -> int:
     return _OP_CODES[op]
 
 
-def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np.bool_]) -> pa.Array:
+def source_lists(numbers: Sequence[npt.NDArray[np.int64]], valid: npt.NDArray[np.bool_]) -> pa.Array:
     """Returns the column ``source`` (``Position.source``) of row changes.
 
-    ``numbers``: arrays with one number of each row's position. ``known``: mask of the rows with a position;
+    ``numbers``: arrays with one number of each row's position. ``valid``: mask of the rows with a position;
     the result is null for other rows.
     """
-    values = np.stack(numbers, axis=1)[known].reshape(-1)
-    offsets = np.zeros(len(known) + 1, np.int32)
-    np.cumsum(known * len(numbers), out=offsets[1:])
-    validity = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    values = np.stack(numbers, axis=1)[valid].reshape(-1)
+    offsets = np.zeros(len(valid) + 1, np.int32)
+    np.cumsum(valid * len(numbers), out=offsets[1:])
+    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers: list[pa.Buffer | None] = [validity, pa.py_buffer(offsets)]
     children = [pa.array(values).cast(SOURCE_TYPE.value_type)]
-    return pa.Array.from_buffers(SOURCE_TYPE, len(known), buffers, children=children)
+    return pa.Array.from_buffers(SOURCE_TYPE, len(valid), buffers, children=children)
 
 
 def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
@@ -616,13 +616,13 @@ def _unfit_position(event: ChangeEvent) -> str | None:
 def _source(event: ChangeEvent) -> list[int | None] | None:
     if event.position.source is None:
         return None
-    return [one if abs(one) <= _MOST_SOURCE else None for one in event.position.source]
+    return [number if abs(number) <= _MOST_SOURCE else None for number in event.position.source]
 
 
 def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
     """Returns the column names that one member of each event's extension lists, or null."""
-    found: list[Any] = [(event.extension or {}).get(member) for event in events]
-    return pa.array([list(names) if names else None for names in found], NAMES_TYPE)
+    lists: list[Any] = [(event.extension or {}).get(member) for event in events]
+    return pa.array([list(names) if names else None for names in lists], NAMES_TYPE)
 
 
 # The results of both paths
@@ -638,7 +638,7 @@ class _Found:
         self.left = 0
 
     def batch(self, records: int) -> DecodedBatch:
-        self.events.sort(key=lambda found: found[0])  # stable, so a record's events keep their order
+        self.events.sort(key=lambda pair: pair[0])  # stable, so a record's events keep their order
         self.faults.sort(key=lambda fault: fault.record)
         return DecodedBatch(
             tuple(merged(self.tables)),
@@ -657,30 +657,30 @@ def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
     """
     # Grouped by name first, because a topic may have thousands of tables and comparing schemas is slow.
     named: dict[tuple[TableId, SchemaIds | None], list[list[ChangeTable]]] = {}
-    for one in tables:
-        if not len(one.rows):
+    for table in tables:
+        if not len(table.rows):
             continue
-        groups = named.setdefault((one.table, one.schema_id), [])
-        same = next((group for group in groups if _fits(group[0], one)), None)
+        groups = named.setdefault((table.table, table.schema_id), [])
+        same = next((group for group in groups if _fits(group[0], table)), None)
         if same is None:
-            groups.append([one])
+            groups.append([table])
         else:
-            same.append(one)
+            same.append(table)
     joined = [_joined(group) for groups in named.values() for group in groups]
-    return sorted(joined, key=lambda one: one.rows["record"][0].as_py())
+    return sorted(joined, key=lambda table: table.rows["record"][0].as_py())
 
 
-def _fits(one: ChangeTable, other: ChangeTable) -> bool:
-    if not one.rows.schema.equals(other.rows.schema):
+def _fits(table: ChangeTable, other: ChangeTable) -> bool:
+    if not table.rows.schema.equals(other.rows.schema):
         return False
-    return one.schema is other.schema or one.schema == other.schema
+    return table.schema is other.schema or table.schema == other.schema
 
 
 def _joined(group: Sequence[ChangeTable]) -> ChangeTable:
     first = group[0]
     if len(group) == 1:
         return first
-    rows = pa.concat_tables([one.rows for one in group]).unify_dictionaries().combine_chunks()
+    rows = pa.concat_tables([table.rows for table in group]).unify_dictionaries().combine_chunks()
     order = np.lexsort((rows["index"].to_numpy(), rows["record"].to_numpy()))
     if (np.diff(order) == 1).all():
         return replace(first, rows=rows)

@@ -113,11 +113,11 @@ def _cramjam() -> Any:
 
 
 def _is_snappy(value: bytes) -> bool:
-    declared, at = _snappy_length(value)
-    if declared is None or at >= len(value) or value[at] & 3:
+    declared, position = _snappy_length(value)
+    if declared is None or position >= len(value) or value[position] & 3:
         return False
     # Literals longer than 60 bytes have their length in 1 to 4 bytes after the tag.
-    start = at + 1 + max(0, (value[at] >> 2) - 59)
+    start = position + 1 + max(0, (value[position] >> 2) - 59)
     return value[start : start + 1] == b"{"
 
 
@@ -127,10 +127,10 @@ def _snappy_length(value: bytes) -> tuple[int | None, int]:
     The length is None if it is not valid.
     """
     length = 0
-    for at, byte in enumerate(value[:5]):
-        length |= (byte & 0x7F) << (7 * at)
+    for index, byte in enumerate(value[:5]):
+        length |= (byte & 0x7F) << (7 * index)
         if not byte & 0x80:
-            return (length or None), at + 1
+            return (length or None), index + 1
     return None, 0
 
 
@@ -178,26 +178,26 @@ def _lz4_bound(value: bytes) -> int:
     It is computed from the sizes of the frames' blocks, because TiCDC omits the content size, which is
     optional (LZ4 frame format 1.6.3).
     """
-    at, bound = 0, 0
+    position, bound = 0, 0
     try:
-        while at < len(value):
-            at, found = _lz4_frame(value, at)
-            bound += found
+        while position < len(value):
+            position, frame_bound = _lz4_frame(value, position)
+            bound += frame_bound
     except (IndexError, struct.error, KeyError) as error:
         raise FramingError("The value begins like an lz4 frame, but it is damaged.") from error
     return bound
 
 
-def _lz4_frame(value: bytes, at: int) -> tuple[int, int]:
-    """Returns the index after the lz4 frame at ``at``, and an upper bound of its decompressed bytes."""
-    if value[at : at + 4] != LZ4_MAGIC:
+def _lz4_frame(value: bytes, position: int) -> tuple[int, int]:
+    """Returns the index after the lz4 frame at ``position``, and an upper bound of its decompressed bytes."""
+    if value[position : position + 4] != LZ4_MAGIC:
         raise FramingError("The value has other bytes after its lz4 frame.")
-    flags, most = value[at + 4], _BLOCK_MOST[value[at + 5] >> 4 & 7]
+    flags, most = value[position + 4], _BLOCK_MOST[value[position + 5] >> 4 & 7]
     # Content size, dictionary id, and the header's own checksum.
-    at += 6 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1
+    position += 6 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1
     bound = 0
-    while size := _BLOCK_SIZE.unpack_from(value, at)[0]:
+    while size := _BLOCK_SIZE.unpack_from(value, position)[0]:
         stored = size & ~_NOT_COMPRESSED
         bound += stored if size & _NOT_COMPRESSED else min(most, _LZ4_RATIO * stored)
-        at += 4 + stored + (4 if flags & 16 else 0)
-    return at + 4 + (4 if flags & 4 else 0), bound
+        position += 4 + stored + (4 if flags & 16 else 0)
+    return position + 4 + (4 if flags & 4 else 0), bound

@@ -122,14 +122,14 @@ class TableFilter:
         Returns None if these tables cannot be listed, because a pattern has a wildcard.
         """
         left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
-        found: dict[tuple[str, str], TableId] = {}
+        tables: dict[tuple[str, str], TableId] = {}
         for schema, table, _ in left:
             if schema.literal is None or table.literal is None:
                 return None
             named = TableId(schema.literal, table.literal)
             if self.matches(named) and not any(other.matches(named) for other in others):
-                found.setdefault((fold_name(named.schema), fold_name(named.name)), named)
-        return tuple(found.values())
+                tables.setdefault((fold_name(named.schema), fold_name(named.name)), named)
+        return tuple(tables.values())
 
     def _covers(self, other: _Rule) -> bool:
         """Returns True if this filter certainly includes all tables that another filter's pattern matches."""
@@ -175,14 +175,14 @@ def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     quote = _QUOTED.get(rest[:1])
     if quote is None:
         return _wildcards(rest, text, flags)
-    found = quote.match(rest)
-    if found is None:
+    match = quote.match(rest)
+    if match is None:
         raise _wrong(text, f"the closing {rest[0]} is missing")
     if rest[0] == "/":
-        compiled = _compiled(found[1], text, flags)
-        return _Name(compiled, None, everything=False, folds=bool(flags)), rest[found.end() :]
-    name = found[1].replace(rest[0] * 2, rest[0])
-    return _literal(name, flags), rest[found.end() :]
+        compiled = _compiled(match[1], text, flags)
+        return _Name(compiled, None, everything=False, folds=bool(flags)), rest[match.end() :]
+    name = match[1].replace(rest[0] * 2, rest[0])
+    return _literal(name, flags), rest[match.end() :]
 
 
 def _literal(name: str, flags: re.RegexFlag) -> _Name:
@@ -199,27 +199,27 @@ def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
 
 
 def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
-    pattern, name, literal, at = "", "", True, 0
-    while at < len(rest) and rest[at] != ".":
-        found = _PIECE.match(rest, at)
-        if found is None:
-            nothing = f"{rest[at]!r} is not allowed without quotes, so put the name into backquotes"
-            raise _wrong(text, _WRONG_PIECES.get(rest[at], nothing))
-        plain, inside = found["plain"] or found["escaped"], found["inside"]
+    pattern, name, literal, position = "", "", True, 0
+    while position < len(rest) and rest[position] != ".":
+        match = _PIECE.match(rest, position)
+        if match is None:
+            nothing = f"{rest[position]!r} is not allowed without quotes, so put the name into backquotes"
+            raise _wrong(text, _WRONG_PIECES.get(rest[position], nothing))
+        plain, inside = match["plain"] or match["escaped"], match["inside"]
         literal = literal and plain is not None
         name += plain or ""
         if inside is not None:
             inside = "\\" + inside if inside.startswith("^") else inside
-            pattern += f"[^{inside}]" if found["other"] else f"[{inside}]"
+            pattern += f"[^{inside}]" if match["other"] else f"[{inside}]"
         else:
-            pattern += _WILD.get(found[0]) or re.escape(plain)
-        at = found.end()
-    if not at:
+            pattern += _WILD.get(match[0]) or re.escape(plain)
+        position = match.end()
+    if not position:
         raise _wrong(text, "the schema or the table is empty")
     if literal:
-        return _literal(name, flags), rest[at:]
+        return _literal(name, flags), rest[position:]
     compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
-    return _Name(compiled, None, everything=rest[:at] == _ALL, folds=bool(flags)), rest[at:]
+    return _Name(compiled, None, everything=rest[:position] == _ALL, folds=bool(flags)), rest[position:]
 
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
@@ -310,8 +310,8 @@ class Router:
 
     def dispatcher_of(self, table: TableId) -> Dispatcher:
         """Returns the first dispatcher that matches a table, or a dispatcher with the default rules."""
-        found = (one for one in self.dispatchers if one.matcher.matches(table))
-        return next(found, _OTHERWISE)
+        matching = (dispatcher for dispatcher in self.dispatchers if dispatcher.matcher.matches(table))
+        return next(matching, _OTHERWISE)
 
     def topic_of(self, table: TableId) -> str:
         """Returns the topic to which a table's rows go."""
@@ -388,12 +388,12 @@ def _hashed(dispatcher: Dispatcher, schema: TableSchema, index: Sequence[str]) -
 
 
 def _named(schema: TableSchema, names: Sequence[str], what: str) -> list[Column]:
-    known = {fold_name(column.name): column for column in schema.columns}
-    missing = [name for name in names if fold_name(name) not in known]
+    columns = {fold_name(column.name): column for column in schema.columns}
+    missing = [name for name in names if fold_name(name) not in columns]
     if missing:
         raise ConfigError(
             f"The dispatcher's {what} names {', '.join(missing)}, which the table does not have. Correct "
             "the dispatcher.",
             table=str(schema.table),
         )
-    return [known[fold_name(name)] for name in names]
+    return [columns[fold_name(name)] for name in names]

@@ -97,8 +97,8 @@ def in_headers(headers: Headers, part: str) -> str | None:
 
 def ids_in_headers(headers: Headers) -> str | None:
     """Returns an error text if a record header has the schema id of the value or the key, else None."""
-    known = [*headers]
-    return in_headers(known, "value") or in_headers(known, "key")
+    pairs = [*headers]
+    return in_headers(pairs, "value") or in_headers(pairs, "key")
 
 
 def eight_byte_id(data: bytes) -> int | None:
@@ -109,8 +109,8 @@ def eight_byte_id(data: bytes) -> int | None:
     """
     if len(data) < _LONG_ID.size or data[0] != MAGIC or any(data[1:HEADER_SIZE]):
         return None
-    found: int = _LONG_ID.unpack_from(data)[1]
-    return found
+    schema_id: int = _LONG_ID.unpack_from(data)[1]
+    return schema_id
 
 
 def not_confluent(data: bytes) -> str:

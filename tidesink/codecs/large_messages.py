@@ -137,23 +137,23 @@ class LargeMessages:
             raise RowUnavailableError(_NO_STORAGE)
         value = self.claims.value(location)
         try:
-            found = orjson.loads(self.plain(value) or value)
+            message = orjson.loads(self.plain(value) or value)
         except orjson.JSONDecodeError:
             raise SchemaMismatchError("The claim-check file does not contain a canal-json message.") from None
-        if not isinstance(found, dict) or not _is_of(found, pointer):
+        if not isinstance(message, dict) or not _is_of(message, pointer):
             raise SchemaMismatchError(
                 "The claim-check file contains a different message than the record that refers to it."
             )
-        return found
+        return message
 
 
-def _is_of(found: Parsed, pointer: Parsed) -> bool:
+def _is_of(message: Parsed, pointer: Parsed) -> bool:
     """Returns True if the message in a claim-check file is the complete form of the message in Kafka."""
-    same = all(found.get(name) == pointer.get(name) for name in ("database", "table", "type"))
-    extension = found.get("_tidb")
+    same = all(message.get(name) == pointer.get(name) for name in ("database", "table", "type"))
+    extension = message.get("_tidb")
     if not same or not isinstance(extension, dict) or is_cut_down(extension):
         return False
-    rows = (found.get("data"), pointer.get("data"))
+    rows = (message.get("data"), pointer.get("data"))
     whole, cut = (row[0] if isinstance(row, list) and len(row) == 1 else None for row in rows)
     if not isinstance(whole, dict) or not isinstance(cut, dict):
         return False
@@ -279,13 +279,13 @@ def _unwrapped(data: bytes, name: str) -> bytes:
     if not data.startswith(b"{"):
         return data
     try:
-        found: Any = orjson.loads(checked_structure(data))
+        parsed: Any = orjson.loads(checked_structure(data))
     except orjson.JSONDecodeError as error:
         raise SchemaMismatchError(f"The claim-check file {name!r} is not JSON.") from error
-    if "value" not in found:
+    if "value" not in parsed:
         return data
     try:
-        return base64.b64decode(found["value"], validate=True)
+        return base64.b64decode(parsed["value"], validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
         raise SchemaMismatchError(f"The value in the claim-check file {name!r} is not base64.") from error
 
@@ -434,8 +434,8 @@ def _file_system(protocol: str, given: Mapping[str, str], shown: str) -> Any:
 def _s3_options(given: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {name: given[ours] for ours, name in _S3_OPTIONS.items() if ours in given}
     client = {"endpoint_url": given.get("endpoint"), "region_name": given.get("region")}
-    kept = {name: value for name, value in client.items() if value}
-    return {**options, "client_kwargs": kept} if kept else options
+    client_options = {name: value for name, value in client.items() if value}
+    return {**options, "client_kwargs": client_options} if client_options else options
 
 
 def _within(data: bytes, name: str, most: int) -> bytes:
@@ -508,17 +508,17 @@ def completed(
     if upstream is None:
         raise RowUnavailableError(_NO_UPSTREAM)
     table, commit_ts = _table(parsed), _commit_ts(parsed)
-    found = upstream.row(table, _texts(data), commit_ts=commit_ts - 1 if deletes else commit_ts)
+    row = upstream.row(table, _texts(data), commit_ts=commit_ts - 1 if deletes else commit_ts)
     old = None
     if kind == "UPDATE":
         before = {**data, **_only_row(parsed, "old")}
         was = upstream.row(table, _texts(before), commit_ts=commit_ts - 1).texts
-        old = [{name: text for name, text in was.items() if name in found.texts}]
+        old = [{name: text for name, text in was.items() if name in row.texts}]
     members = {name: value for name, value in parsed["_tidb"].items() if name != "onlyHandleKey"}
-    words = _words(found.types, full=full_types or _has_full_types(parsed))
+    words = _words(row.types, full=full_types or _has_full_types(parsed))
     return {
         **parsed,
-        "data": [found.texts],
+        "data": [row.texts],
         "old": old,
         "sqlType": None,
         "mysqlType": words,

@@ -164,7 +164,7 @@ def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[
 
     ``use``: ``reads`` for the settings under ``source``, ``writes`` for those of a target of type ``kafka``.
     """
-    taken = {name: getattr(known, use) or frozenset() for name, known in CODECS.items()}
+    taken = {name: getattr(codec, use) or frozenset() for name, codec in CODECS.items()}
     return frozenset[str]().union(*taken.values()) - taken[protocol]
 
 

@@ -110,15 +110,15 @@ def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
 
     A text in the hour that occurs twice has two possible results. A zero date is not converted.
     """
-    found = _LOCAL.fullmatch(text)
-    if found is None:
+    match = _LOCAL.fullmatch(text)
+    if match is None:
         return _text(text)
     try:
-        local = datetime.fromisoformat(found[1])
+        local = datetime.fromisoformat(match[1])
         first, second = (local.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc) for fold in (0, 1))
     except (ValueError, OverflowError):
         return _text(text)
-    fraction = found[2] or ""
+    fraction = match[2] or ""
     texts = [_text(moment.replace(tzinfo=None).isoformat(" ") + fraction) for moment in (first, second)]
     if isinstance(text, FoldedTime):
         return texts[text.fold]
@@ -131,29 +131,29 @@ def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
     Several indices are possible after a label with a comma. In ``allowed``, a backslash and a comma may be an
     escaped comma inside a label, or a label that ends in a backslash followed by the next label.
     """
-    found: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     parted = 0
-    for place, member in enumerate(members, start=1):
-        found.setdefault(member, []).extend(range(place, place + parted + 1))
+    for index, member in enumerate(members, start=1):
+        indices.setdefault(member, []).extend(range(index, index + parted + 1))
         parted += member.count(",")
-    parts = {label: tuple(map(_integer, dict.fromkeys(places))) for label, places in found.items()}
+    parts = {label: tuple(map(_integer, dict.fromkeys(places))) for label, places in indices.items()}
     return {label: several[0] if len(several) == 1 else several for label, several in parts.items()}
 
 
 def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | int) -> bytes | tuple[bytes, ...]:
     if isinstance(value, int):
         return _integer(value)
-    found = parts.get(value) or parts.get(_unquoted(value))
-    if found is None:
+    encoded = parts.get(value) or parts.get(_unquoted(value))
+    if encoded is None:
         raise UnreportedError(f"{value[:40]!r} is not a member of its ENUM")
-    return found
+    return encoded
 
 
 def _bits(members: tuple[str, ...]) -> dict[str, int]:
     # In MySQL a member of a SET cannot contain a comma, so a comma shows that `allowed` was split wrongly.
     if any("," in member for member in members):
         return {}
-    return {member: 1 << place for place, member in enumerate(members) if members.count(member) == 1}
+    return {member: 1 << index for index, member in enumerate(members) if members.count(member) == 1}
 
 
 def _set(bits: dict[str, int], value: str | int) -> bytes:
@@ -245,16 +245,16 @@ class RowSums:
         """
         if extension.get(CORRUPTED) is True:
             return CORRUPTED_REASON
-        said = str(extension.get(CHECKSUM, ""))
-        if said in NO_CHECKSUM:
+        checksum = str(extension.get(CHECKSUM, ""))
+        if checksum in NO_CHECKSUM:
             return None
         try:
             sums = self._sums(row)
         except _NO_VALUE as error:
             return f"The row's checksum cannot be computed: {error!s:.120}."
-        if said in map(str, sums):
+        if checksum in map(str, sums):
             return None
-        return f"The row's checksum is {sums[0]}, but TiCDC wrote {said[:40]!r}. {MISMATCH}"
+        return f"The row's checksum is {sums[0]}, but TiCDC wrote {checksum[:40]!r}. {MISMATCH}"
 
     def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
         """Determines from a row's checksum which occurrence its ambiguous local times mean.
@@ -262,19 +262,19 @@ class RowSums:
         Returns the TIMESTAMP values that occur twice by column, or an empty dict if there are none, or if
         the checksum does not decide them.
         """
-        said = str(extension.get(CHECKSUM, ""))
+        checksum = str(extension.get(CHECKSUM, ""))
         times = ((name, reader, row[name]) for name, reader in self._local_times)
         names = [name for name, reader, time in times if type(time) is str and type(reader(time)) is tuple]
-        if said in NO_CHECKSUM or not 0 < len(names) <= _MOST_TIMES:
+        if checksum in NO_CHECKSUM or not 0 < len(names) <= _MOST_TIMES:
             return {}
         try:
-            if said not in map(str, self._sums(row)):
+            if checksum not in map(str, self._sums(row)):
                 return {}
         except _NO_VALUE:
             return {}
         for folds in product((0, 1), repeat=len(names)):
             meant = {name: FoldedTime(str(row[name]), fold) for name, fold in zip(names, folds, strict=True)}
-            if said in map(str, self._sums({**row, **meant})):
+            if checksum in map(str, self._sums({**row, **meant})):
                 return meant
         return {}
 
@@ -288,9 +288,9 @@ class RowSums:
         for reader, value in zip(self._readers, [row[name] for name in self._names], strict=True):
             parts = b"" if value is None else reader(value)
             if isinstance(parts, bytes):
-                sums = [crc32(parts, found) for found in sums]
+                sums = [crc32(parts, previous) for previous in sums]
                 continue
-            sums = [crc32(part, found) for found in sums for part in parts]
+            sums = [crc32(part, previous) for previous in sums for part in parts]
             if len(sums) > MOST_SUMS:
                 raise UnreportedError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
         return sums

@@ -83,16 +83,16 @@ class Upstream:
                 raise RowUnavailableError(
                     "The upstream did not have this table at the row's commit_ts.", table=str(table)
                 )
-            found = self._select(connection, table, types, key)
-        if len(found) != 1:
+            rows = self._select(connection, table, types, key)
+        if len(rows) != 1:
             raise RowUnavailableError(
-                f"The upstream has {len(found) or 'no'} rows with this key at commit_ts {commit_ts}, but "
+                f"The upstream has {len(rows) or 'no'} rows with this key at commit_ts {commit_ts}, but "
                 f"one was expected. Check that {_OPTION} is the changefeed's own cluster.",
                 table=str(table),
             )
         texts = {
             name: None if value is None else self._text(value, types[name])
-            for name, value in zip(types, found[0], strict=True)
+            for name, value in zip(types, rows[0], strict=True)
         }
         return UpstreamRow(texts, types)
 

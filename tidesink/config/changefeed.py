@@ -163,23 +163,23 @@ def read_toml(text: str) -> dict[str, Any]:
     """Parse a changefeed's TOML. Raises ConfigError for a text that is not TOML."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        found: dict[str, Any] = toml.loads(text)
+        settings: dict[str, Any] = toml.loads(text)
     except toml.TOMLDecodeError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"The changefeed's settings are not TOML: {reason}.") from error
-    return found
+    return settings
 
 
-def _setting(settings: Mapping[str, Any], *place: str) -> Any:
+def _setting(settings: Mapping[str, Any], *path: str) -> Any:
     """Return a setting of the parsed TOML file by the path of its names, or None if it is not set."""
-    found: Any = settings
-    for depth, name in enumerate(place):
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"changefeed: {'.'.join(place[:depth])} is a section. Write it as [section].")
-        found = found.get(name)
-        if found is None:
+    value: Any = settings
+    for depth, name in enumerate(path):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"changefeed: {'.'.join(path[:depth])} is a section. Write it as [section].")
+        value = value.get(name)
+        if value is None:
             return None
-    return found
+    return value
 
 
 def _options(
@@ -189,20 +189,22 @@ def _options(
 
     As in TiCDC, an empty value in the URI (false or an empty text) does not override the file.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for option in _OPTIONS:
         if producer == "new" or option.name not in _OF_NEW_ALONE:
             text = parameters.get(option.name) if option.in_uri else None
             of_file = _setting(settings, *option.section, option.name)
-            found[option.name] = _of_uri(option, text) or _of_file(option, of_file) or option.default
-    compatible = found["content-compatible"] and protocol == "canal-json"
-    found["content-compatible"] = compatible
-    found["only-output-updated-columns"] |= compatible
-    found["avro-enable-watermark"] &= found["enable-tidb-extension"] and protocol in _with_subjects(producer)
+            options[option.name] = _of_uri(option, text) or _of_file(option, of_file) or option.default
+    compatible = options["content-compatible"] and protocol == "canal-json"
+    options["content-compatible"] = compatible
+    options["only-output-updated-columns"] |= compatible
+    options["avro-enable-watermark"] &= options["enable-tidb-extension"] and protocol in _with_subjects(
+        producer
+    )
     # The new architecture reads the integrity section in [sink], the classic TiCDC at the top level.
     section = ("sink", "integrity") if producer == "new" else ("integrity",)
-    found["row-checksum"] = _setting(settings, *section, "integrity-check-level") == "correctness"
-    return found
+    options["row-checksum"] = _setting(settings, *section, "integrity-check-level") == "correctness"
+    return options
 
 
 def _of_uri(option: _Option, text: str | None) -> bool | str | None:
@@ -232,35 +234,35 @@ def _dispatchers(
         raise ConfigError("changefeed: sink.dispatchers is a list: [{matcher = ['shop.*'], …}].")
     case_sensitive = _setting(settings, "case-sensitive") is True
     for index, rule in enumerate(rules):
-        place = f"changefeed: sink.dispatchers[{index}]"
+        setting = f"changefeed: sink.dispatchers[{index}]"
         try:
             topic = _topic_rule(str(rule.get("topic") or ""), protocol, producer)
             matcher = TableFilter.parse(_texts(rule, "matcher"), case_sensitive=case_sensitive)
-            partition = _partition(rule, place, warnings)
+            partition = _partition(rule, setting, warnings)
             columns = _texts(rule, "columns") if partition == "columns" else ()
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error.message}. Correct this rule.") from error
+            raise ConfigError(f"{setting}: {error.message}. Correct this rule.") from error
         by_index = str(rule.get("index") or "") if partition == "index-value" else ""
         yield Dispatcher(matcher, topic, partition, by_index, columns)
 
 
-def _partition(rule: Mapping[str, Any], place: str, warnings: list[str]) -> Any:
+def _partition(rule: Mapping[str, Any], setting: str, warnings: list[str]) -> Any:
     for name in rule:
         if name not in _RULE_MEMBERS:
             hint = nearest(name, _RULE_MEMBERS)
-            warnings.append(f"{place}.{name} is unknown{hint}: TiCDC ignores it")
+            warnings.append(f"{setting}.{name} is unknown{hint}: TiCDC ignores it")
     named = str(rule.get("partition") or rule.get("dispatcher") or "default")
     if named.lower() not in PARTITION_RULES:
         hint = nearest(named, PARTITION_RULES)
-        warnings.append(f"{place}.partition {shown(named)} is unknown{hint}: TiCDC uses 'table' instead")
+        warnings.append(f"{setting}.partition {shown(named)} is unknown{hint}: TiCDC uses 'table' instead")
     return PARTITION_RULES.get(named.lower(), "table")
 
 
 def _texts(rule: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    found = rule.get(name) or ()
-    if isinstance(found, str) or not all(isinstance(one, str) for one in found):
+    texts = rule.get(name) or ()
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{name} is a list of texts: {name} = ['…']")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _topic_rule(text: str, protocol: str, producer: Producer) -> TopicRule | None:
@@ -324,14 +326,14 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
 
 
 def _protocol(feed: Changefeed) -> str:
-    found = ALIASES.get(feed.protocol, feed.protocol)
-    if found not in _ALWAYS:
+    protocol = ALIASES.get(feed.protocol, feed.protocol)
+    if protocol not in _ALWAYS:
         raise ConfigError(
             f"The changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, but a "
             f"pipeline reads {' or '.join(_ALWAYS)}. Create a changefeed with one of these protocols.",
             key="protocol",
         )
-    return found
+    return protocol
 
 
 def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
@@ -344,8 +346,8 @@ def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> st
     reason = dispatcher.scatters(key)
     if reason is None:
         return None
-    known = dispatcher.partition != "columns" or key is not None
-    hint = "" if known else ", or give --table-definition if these are key columns"
+    certain = dispatcher.partition != "columns" or key is not None
+    hint = "" if certain else ", or give --table-definition if these are key columns"
     return f"dispatcher of {dispatcher.matcher}: {reason}, so their order is lost; {_SAFE_RULE}{hint}"
 
 
@@ -403,15 +405,15 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
     rules = _setting(feed.settings, "filter", "event-filters") or []
     for index, rule in enumerate(_rules(rules, "filter.event-filters")):
         tables = ", ".join(_texts(rule, "matcher")) or "all tables"
-        place = f"filter.event-filters[{index}]"
+        setting = f"filter.event-filters[{index}]"
         for name, words in _FILTERED.items():
-            said = _listed(rule.get(name))
-            if not said:
+            values = _listed(rule.get(name))
+            if not values:
                 continue
-            yield f"{tables}: {place} leaves out {words.format(', '.join(said))}: {_COPY_DIFFERS}"
-            surely = name == "ignore-event" and not _DELETES.isdisjoint(one.lower() for one in said)
+            yield f"{tables}: {setting} leaves out {words.format(', '.join(values))}: {_COPY_DIFFERS}"
+            surely = name == "ignore-event" and not _DELETES.isdisjoint(event.lower() for event in values)
             if surely or name in _MAY_MATCH_A_KEY_CHANGE:
-                cause = f"{place} leaves" if surely else f"{place}.{name} may leave"
+                cause = f"{setting} leaves" if surely else f"{setting}.{name} may leave"
                 yield (
                     f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {cause} the "
                     "delete out, so the target keeps the old row in addition to the new one. Remove the "
@@ -420,7 +422,7 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
         for name in rule:
             if name != "matcher" and name not in _FILTERED:
                 yield (
-                    f"{tables}: tidesink does not know {place}.{name}{nearest(name, [*_FILTERED])}. "
+                    f"{tables}: tidesink does not know {setting}.{name}{nearest(name, [*_FILTERED])}. "
                     "Check in TiCDC's documentation whether it drops events"
                 )
 
@@ -430,25 +432,25 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
     case_sensitive = _setting(feed.settings, "case-sensitive") is True
     for index, rule in enumerate(_rules(rules, "sink.column-selectors")):
         matcher, columns = _texts(rule, "matcher"), _texts(rule, "columns")
-        place = f"sink.column-selectors[{index}]"
+        setting = f"sink.column-selectors[{index}]"
         tables = ", ".join(matcher) or "all tables"
         chosen = ", ".join(columns)
         yield (
-            f"{tables}: {place} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, and "
+            f"{tables}: {setting} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, and "
             "tidesink diff or a resync would find their values in the database. List the same columns "
             "under tables: columns"
         )
         selected = _column_filter(columns)
         covered = TableFilter.parse(matcher, case_sensitive=case_sensitive)
-        known = [table for table in definitions or () if covered.matches(table)]
+        matched = [table for table in definitions or () if covered.matches(table)]
         example = _example(columns)
-        for table in known:
+        for table in matched:
             key = key_of(definitions, table) or ()
             unsent = ", ".join(name for name in key if not selected.matches(TableId("", name)))
             if unsent:
-                yield _UNSENT_KEY.format(table=table, place=place, names=unsent, example=example)
-        if not known:
-            yield _MAYBE_UNSENT_KEY.format(table=tables, place=place, example=example)
+                yield _UNSENT_KEY.format(table=table, place=setting, names=unsent, example=example)
+        if not matched:
+            yield _MAYBE_UNSENT_KEY.format(table=tables, place=setting, example=example)
 
 
 _KEYS_OF_THE_SELECTED: Final = (
@@ -462,16 +464,18 @@ _MAYBE_UNSENT_KEY: Final = (
 
 def _column_filter(columns: Collection[str]) -> TableFilter:
     """Return a filter for column names. TiCDC's patterns for columns have the form of its table patterns."""
-    return TableFilter.parse([f"!*.{one[1:]}" if one.startswith("!") else f"*.{one}" for one in columns])
+    return TableFilter.parse(
+        [f"!*.{column[1:]}" if column.startswith("!") else f"*.{column}" for column in columns]
+    )
 
 
 def _example(columns: Collection[str]) -> str:
-    return next((one for one in columns if one.replace("_", "").isalnum()), "uk")
+    return next((column for column in columns if column.replace("_", "").isalnum()), "uk")
 
 
-def _rules(rules: Any, place: str) -> list[Mapping[str, Any]]:
+def _rules(rules: Any, setting: str) -> list[Mapping[str, Any]]:
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise ConfigError(f"changefeed: {place} is a list: [{{matcher = ['shop.*'], …}}].")
+        raise ConfigError(f"changefeed: {setting} is a list: [{{matcher = ['shop.*'], …}}].")
     return rules
 
 
@@ -479,7 +483,7 @@ def _listed(value: Any) -> list[str]:
     """Return the texts of a setting as a list; the setting may be a single text or a list of texts."""
     if value in (None, "", []):
         return []
-    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
+    return [str(text) for text in value] if isinstance(value, list) else [str(value)]
 
 
 def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
@@ -531,8 +535,8 @@ def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId,
     owners = [table for table in listed or () if feed.router.dispatcher_of(table) is dispatcher]
     if listed is None or len(owners) > 1:
         topic = feed.router.default_topic if dispatcher.topic is None else dispatcher.topic.text
-        place = f"changefeed: sink.dispatchers[{index}]"
-        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic), key=place)
+        setting = f"changefeed: sink.dispatchers[{index}]"
+        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic), key=setting)
     return tuple(owners)
 
 
@@ -544,8 +548,10 @@ def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
     """
     rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
     if rest is None or len(rest) > 1:
-        place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
-        raise ConfigError(_shared("tables that no dispatcher matches", feed.router.default_topic), key=place)
+        setting = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
+        raise ConfigError(
+            _shared("tables that no dispatcher matches", feed.router.default_topic), key=setting
+        )
     return rest
 
 
@@ -580,14 +586,14 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
     large = feed.options["large-message-handle-option"]
     taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
     for name, value in feed.options.items():
-        known = name.replace("-", "_") in taken
+        is_setting = name.replace("-", "_") in taken
         wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
         if name.startswith("claim-check") and large != "claim-check":
             continue
         # TiCDC treats an unknown value as none.
         if name == "large-message-handle-option" and large not in ("claim-check", "handle-key-only"):
             continue
-        if known and wanted and name != "schema-registry":
+        if is_setting and wanted and name != "schema-registry":
             yield name, _storage(value, notes) if name == "claim-check-storage-uri" else value
     if protocol == "flat-avro" and feed.options["row-checksum"]:
         yield "checksum", "warn"
@@ -606,8 +612,8 @@ def _storage(uri: str, notes: list[str]) -> str:
 
 def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
     def setting(name: str) -> str:
-        found = feed.parameters.get(name) or _setting(feed.settings, *_KAFKA, name)
-        return "" if found is None else str(found)
+        value = feed.parameters.get(name) or _setting(feed.settings, *_KAFKA, name)
+        return "" if value is None else str(value)
 
     mechanism = setting("sasl-mechanism").upper()
     files = all(setting(name) for name in ("ca", "cert", "key"))
@@ -619,9 +625,9 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
         yield "sasl.username", setting("sasl-user")
         yield "sasl.password", f"${{env:{KAFKA_VARIABLE}}}"
     places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
-    for name, place in places.items():
+    for name, location in places.items():
         if path := setting(name):
             notes.append(
-                f"{place}: {path} is a path on TiCDC's host. Copy the file there, or change the path"
+                f"{location}: {path} is a path on TiCDC's host. Copy the file there, or change the path"
             )
-            yield place, path
+            yield location, path

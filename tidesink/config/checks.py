@@ -60,7 +60,7 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
 def database_problems(config: Config) -> Iterator[Problem]:
     """Yield problems of ``source.database``: it is set twice, or missing although snapshots need it."""
     source, sections = config.source, [*sections_of(config)]
-    snapshots = any(at.own.snapshot not in (None, "never") for at in sections)
+    snapshots = any(section.own.snapshot not in (None, "never") for section in sections)
     if source.database is not None and source.upstream_url is not None:
         yield Problem(
             "source.upstream-url", "is another name of source.database, which is set too", "remove it"
@@ -75,10 +75,10 @@ def database_problems(config: Config) -> Iterator[Problem]:
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
     """Yield problems of settings that a target without stored rows (Kafka, HTTP) does not support."""
-    for at in sections_of(config):
-        if at.own.deletes == "soft" and "soft-deletes" not in config.target.features:
+    for section in sections_of(config):
+        if section.own.deletes == "soft" and "soft-deletes" not in config.target.features:
             reason = f"a {config.target.type} target forwards deletes and has no stored row to mark"
-            yield at.problem("deletes", reason, "use deletes: hard")
+            yield section.problem("deletes", reason, "use deletes: hard")
     if isinstance(config.target, KafkaSettings):
         yield from _kafka_target(config, config.target)
 
@@ -162,10 +162,10 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         yield Problem("cuts.every", "is less than a second, the interval of TiCDC's watermarks", "raise it")
     if cuts.keep < cuts.every:
         yield Problem("cuts.keep", "is shorter than cuts.every, so no cut would be kept", "raise it")
-    for at in sections_of(config):
-        if at.own.mode == "append":
+    for section in sections_of(config):
+        if section.own.mode == "append":
             reason = "cuts do not support mode append, because records around a cut are read twice"
-            yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
+            yield section.problem("mode", reason, "use mode: upsert or history, or remove cuts")
 
 
 # Settings that cuts of a Debezium connector's topics do not support: setting, value, reason.
@@ -180,13 +180,13 @@ def _connector_cut_problems(config: Config) -> Iterator[Problem]:
     if config.source.debezium.schema_change_topic is not None:
         reason = "is not possible with cuts, because its DDL has no order relative to the rows"
         yield Problem("source.debezium.schema-change-topic", reason, "remove it, or remove cuts")
-    for at in sections_of(config):
+    for section in sections_of(config):
         for name, value, reason in _NOT_BY_POSITION:
-            if getattr(at.own, name) == value:
-                yield at.problem(name, reason, "remove it, or remove cuts")
-        if at.own.snapshot not in (None, "never"):
+            if getattr(section.own, name) == value:
+                yield section.problem(name, reason, "remove it, or remove cuts")
+        if section.own.snapshot not in (None, "never"):
             reason = "reads rows as of now, and the database does not show the position of that read"
-            yield at.problem(
+            yield section.problem(
                 "snapshot",
                 f"{reason}: not possible with cuts",
                 "use the connector's snapshot.mode, or remove cuts",
@@ -220,10 +220,10 @@ def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Proble
     if "keep" in cuts.model_fields_set:
         reason = "has no effect, because a database only has the last cut"
         yield Problem("cuts.keep", reason, "remove it")
-    for at in sections_of(config):
+    for section in sections_of(config):
         for name, value, reason in _NOT_GATHERED:
-            if getattr(at.own, name) == value:
-                yield at.problem(name, f"{reason}: not possible with cuts", "remove it, or remove cuts")
+            if getattr(section.own, name) == value:
+                yield section.problem(name, f"{reason}: not possible with cuts", "remove it, or remove cuts")
     for number, route in enumerate(config.routes):
         if route.shard_column is not None:
             reason = (
@@ -238,14 +238,14 @@ def route_problems(config: Config) -> Iterator[Problem]:
     patterns: set[str] = set()
     obstacles = list(_shard_obstacles(config))
     for number, route in enumerate(config.routes):
-        found = list(_route(route, earlier.get(route.to)))
+        problems = list(_route(route, earlier.get(route.to)))
         if route.match in patterns:
-            found.append(
+            problems.append(
                 ("match", "repeats an earlier route, so this route is never used", "merge the two routes")
             )
         if route.shard_column is not None:
-            found += [("shard-column", *obstacle) for obstacle in obstacles]
-        yield from (Problem(f"routes[{number}].{setting}", *rest) for setting, *rest in found)
+            problems += [("shard-column", *obstacle) for obstacle in obstacles]
+        yield from (Problem(f"routes[{number}].{setting}", *rest) for setting, *rest in problems)
         patterns.add(route.match)
         earlier.setdefault(route.to, route)
 
@@ -355,7 +355,7 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
             "set output-raw-change-event = false in the changefeed, or with the new TiCDC "
             "avro-include-before-value: true in both",
         )
-    elif any((at.mode, at.sequence_by) == ("upsert", "kafka") for at in sections_of(config)):
+    elif any((section.mode, section.sequence_by) == ("upsert", "kafka") for section in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
             "if a row gets a key that another row had (UPDATE t SET id = id + 1), the order of records in "
@@ -458,10 +458,10 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
 
 
 def _kafka_clients(config: Config) -> Iterator[Problem]:
-    for place, properties in _clients(config):
-        yield from kafka_problems(properties, place)
-        yield from security_problems(properties, place)
-        yield from file_problems(properties, place)
+    for setting, properties in _clients(config):
+        yield from kafka_problems(properties, setting)
+        yield from security_problems(properties, setting)
+        yield from file_problems(properties, setting)
 
 
 def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
@@ -494,6 +494,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
 
 def cross_problems(config: Config) -> list[Problem]:
     """Return all problems of settings that contradict each other, in a config whose fields are valid."""
-    found = [problem for check in _CHECKS for problem in check(config)]
+    problems = [problem for check in _CHECKS for problem in check(config)]
     # Merged settings are only checked if each section is right; otherwise problems would be repeated.
-    return found or list(merged_problems(config))
+    return problems or list(merged_problems(config))

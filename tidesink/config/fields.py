@@ -84,19 +84,19 @@ def _duration(value: Any) -> Any:
         if value and math.isfinite(value):
             raise ValueError("add a unit: 500ms, 10s, 5m, 1h")
         return float(value)
-    found = _DURATION.fullmatch(str(value).strip())
-    if found is None:
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
         raise ValueError("give a number with a unit: 500ms, 10s, 5m, 1h")
-    return float(found.group(1)) * _SECONDS[found.group(2)]
+    return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
 def _size(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = _SIZE.fullmatch(str(value).strip())
-    if found is None:
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
         raise ValueError("give a number of bytes, or a number with a unit: 64MiB, 1GB")
-    return int(found.group(1)) * _BYTES[(found.group(2) or "B").lower()]
+    return int(match.group(1)) * _BYTES[(match.group(2) or "B").lower()]
 
 
 def _counted(value: Any) -> Any:
@@ -272,7 +272,7 @@ def _start(value: Any) -> Any:
 def _start_or_offsets(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return _start(value)
-    if not value or not all(_is_offset(number) and _is_offset(at) for number, at in value.items()):
+    if not value or not all(_is_offset(number) and _is_offset(offset) for number, offset in value.items()):
         raise ValueError("give the first offset of each partition, as in {0: 1200, 1: 980}")
     return dict(value)
 
@@ -327,47 +327,51 @@ class Interpolated:
         walked = self._walk(data, ())
         self.data = {} if walked is _NOTHING else walked
 
-    def _walk(self, data: Any, place: tuple[str | int, ...]) -> Any:
+    def _walk(self, data: Any, setting_path: tuple[str | int, ...]) -> Any:
         if isinstance(data, dict):
-            walked = {key: self._walk(value, (*place, key)) for key, value in data.items()}
-            kept = {key: value for key, value in walked.items() if value is not _NOTHING}
-            return kept if kept or not data else _NOTHING
+            walked = {key: self._walk(value, (*setting_path, key)) for key, value in data.items()}
+            present = {key: value for key, value in walked.items() if value is not _NOTHING}
+            return present if present or not data else _NOTHING
         if isinstance(data, list):
-            return [self._walk(value, (*place, index)) for index, value in enumerate(data)]
+            return [self._walk(value, (*setting_path, index)) for index, value in enumerate(data)]
         if isinstance(data, str) and "${" in data:
-            return self._resolve(data, place)
+            return self._resolve(data, setting_path)
         return data
 
-    def _resolve(self, text: str, place: tuple[str | int, ...]) -> Any:
-        self.places.add(dotted(place))
-        return _REFERENCE.sub(lambda found: self._one(found.group(1), place), text) or _NOTHING
+    def _resolve(self, text: str, setting_path: tuple[str | int, ...]) -> Any:
+        self.places.add(dotted(setting_path))
+        return _REFERENCE.sub(lambda match: self._one(match.group(1), setting_path), text) or _NOTHING
 
-    def _one(self, reference: str, place: tuple[str | int, ...]) -> str:
+    def _one(self, reference: str, setting_path: tuple[str | int, ...]) -> str:
         kind, _, name = reference.partition(":")
         if kind == "env" and name:
-            return self._from_environment(name, place)
+            return self._from_environment(name, setting_path)
         if kind == "file" and name:
-            return self._from_file(name, place)
+            return self._from_file(name, setting_path)
         # The text is not shown, since it may be part of a password.
-        self._refuse(place, "it contains a ${…} that is not a reference", "write ${env:NAME} or ${file:path}")
+        self._refuse(
+            setting_path, "it contains a ${…} that is not a reference", "write ${env:NAME} or ${file:path}"
+        )
         return ""
 
-    def _from_environment(self, name: str, place: tuple[str | int, ...]) -> str:
+    def _from_environment(self, name: str, setting_path: tuple[str | int, ...]) -> str:
         if name not in self._environment:
-            self._refuse(place, f"the environment variable {name} is not set", f"set {name}, and try again")
+            self._refuse(
+                setting_path, f"the environment variable {name} is not set", f"set {name}, and try again"
+            )
         return self._environment.get(name, "")
 
-    def _from_file(self, name: str, place: tuple[str | int, ...]) -> str:
+    def _from_file(self, name: str, setting_path: tuple[str | int, ...]) -> str:
         path = self._base / Path(name).expanduser()
         try:
             # A secret file usually ends with a newline that an editor added.
             return read_text(path).rstrip("\r\n")
         except ConfigError as error:
-            self._refuse(place, error.message, "give a readable file")
+            self._refuse(setting_path, error.message, "give a readable file")
             return ""
 
-    def _refuse(self, place: tuple[str | int, ...], what: str, remedy: str) -> None:
-        self.problems.append(Problem(dotted(place), what, remedy))
+    def _refuse(self, setting_path: tuple[str | int, ...], what: str, remedy: str) -> None:
+        self.problems.append(Problem(dotted(setting_path), what, remedy))
 
 
 class Problem(NamedTuple):
@@ -381,10 +385,10 @@ class Problem(NamedTuple):
         return f"{self.field}: {self.reason}; {self.remedy}"
 
 
-def dotted(place: Iterable[str | int]) -> str:
+def dotted(path: Iterable[str | int]) -> str:
     """Format the place of a setting in the config, such as ``tables[0].name``."""
     text = ""
-    for part in place:
+    for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
@@ -448,8 +452,8 @@ def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple
 
 def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
     """Return the place of pydantic's error in the config. Leaves out pydantic's level for a target's type."""
-    place = error["loc"]
-    return place[:1] + place[2:] if place[0] == "target" else place
+    path = error["loc"]
+    return path[:1] + path[2:] if path[0] == "target" else path
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Iterable[str]) -> list[Problem]:
@@ -457,20 +461,22 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Itera
 
     A message leaves out the wrong value if its place is in ``hidden``, or if it may be a secret.
     """
-    found = []
+    problems = []
     for detail in error.errors(include_url=False):
         named = ("type",) if detail["type"] == "union_tag_invalid" else ()
-        place = (*place_of(detail), *named)
+        path = (*place_of(detail), *named)
         value = detail.get("input")
-        kept = isinstance(value, dict | list) or dotted(place) in hidden or _may_be_secret(model, place)
-        found.append(Problem(dotted(place), *_explained(detail, "the value" if kept else cut(value), model)))
-    return found
+        is_hidden = isinstance(value, dict | list) or dotted(path) in hidden or _may_be_secret(model, path)
+        problems.append(
+            Problem(dotted(path), *_explained(detail, "the value" if is_hidden else cut(value), model))
+        )
+    return problems
 
 
-def _may_be_secret(model: type[BaseModel], place: Iterable[str | int]) -> bool:
+def _may_be_secret(model: type[BaseModel], path: Iterable[str | int]) -> bool:
     """Returns True if the value at a place may be a secret: its type is secret, or is unknown."""
     kinds: list[Any] = [model]
-    for part in place:
+    for part in path:
         if part == "[key]":  # pydantic's place for the name of an entry, which is not a value
             return False
         kinds = [below for kind in kinds for below in _below(kind, part)]
@@ -486,8 +492,8 @@ def _below(kind: Any, part: str | int) -> Iterator[Any]:
     elif get_origin(kind) in (dict, tuple, list):
         yield get_args(kind)[1 if get_origin(kind) is dict else 0]
     else:
-        for one in get_args(kind):
-            yield from _below(one, part)
+        for argument in get_args(kind):
+            yield from _below(argument, part)
 
 
 def _holds_secret(kind: Any) -> bool:
@@ -496,12 +502,14 @@ def _holds_secret(kind: Any) -> bool:
     return kind is SecretStr or any(map(_holds_secret, get_args(kind)))
 
 
-def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:
+def _settings_at(model: type[BaseModel], path: list[Any]) -> list[str]:
     models = [model]
-    for part in (part for part in place if not isinstance(part, int)):
-        named = [one for one in models if part in _types_of(one)]
-        models = named or [below for one in models for below in _models_in(_annotation(one, part))]
-    return [info.alias or name for one in models[:1] for name, info in one.model_fields.items()]
+    for part in (part for part in path if not isinstance(part, int)):
+        named = [candidate for candidate in models if part in _types_of(candidate)]
+        models = named or [
+            below for candidate in models for below in _models_in(_annotation(candidate, part))
+        ]
+    return [info.alias or name for candidate in models[:1] for name, info in candidate.model_fields.items()]
 
 
 def _types_of(model: type[BaseModel]) -> tuple[Any, ...]:
@@ -552,18 +560,18 @@ def normalised_mode(section: Any) -> Any:
     """
     if not isinstance(section, Mapping):
         return section
-    found = dict(section)
-    if found.get("mode") == SOFT_DELETE:
-        if found.get("deletes", "soft") != "soft":
+    normalised = dict(section)
+    if normalised.get("mode") == SOFT_DELETE:
+        if normalised.get("deletes", "soft") != "soft":
             raise ValueError("mode: soft-delete and deletes: hard contradict each other; remove one")
-        found |= {"mode": "upsert", "deletes": "soft"}
-    number = found.get("stored_as_scd_type")
+        normalised |= {"mode": "upsert", "deletes": "soft"}
+    number = normalised.get("stored_as_scd_type")
     meant = MODE_OF_SCD_TYPE.get(number) if isinstance(number, int) else None
-    if meant is not None and found.setdefault("mode", meant) != meant:
+    if meant is not None and normalised.setdefault("mode", meant) != meant:
         raise ValueError(
-            f"stored_as_scd_type: {number} means mode: {meant}, but mode is {found['mode']}; remove one"
+            f"stored_as_scd_type: {number} means mode: {meant}, but mode is {normalised['mode']}; remove one"
         )
-    return found
+    return normalised
 
 
 ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key", RowChangeKind]
@@ -628,8 +636,8 @@ class SchemaChanges(Model):
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """Return the policy for a kind of change, including the kinds without a setting."""
-        found: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
-        return found
+        change_policy: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
+        return change_policy
 
 
 def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
@@ -644,7 +652,9 @@ def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None])
     ``own``: the table's sections, the most specific first. ``defaults``: for kinds that no section sets.
     """
     sections = [section for section in own if section is not None]
-    given = {name: getattr(one, name) for one in reversed(sections) for name in one.model_fields_set}
+    given = {
+        name: getattr(policies, name) for policies in reversed(sections) for name in policies.model_fields_set
+    }
     return defaults.model_copy(update=given)
 
 
@@ -669,7 +679,7 @@ def selection(sections: Sequence[Model]) -> dict[str, Any]:
     Only one section is used, since lists from two sections would contradict each other.
     """
     own = ({name: getattr(section, name) for name in _LISTS} for section in sections)
-    return next((found for found in own if any(value is not None for value in found.values())), {})
+    return next((lists for lists in own if any(value is not None for value in lists.values())), {})
 
 
 # By setting and value: the other settings that have no effect with it, and their defaults.
@@ -689,14 +699,14 @@ def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[
     settings. A setting gets its default if a less specific section sets it than the mode or order. If the
     same or a more specific section sets it, it keeps its value, and ``merged_problems`` reports it.
     """
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for (word, value), nothing in _NO_USE.items():
         if settings[word] == value:
-            at = _place(sections, word)
-            found |= {name: as_if for name, as_if in nothing.items() if _place(sections, name) > at}
-    return found
+            index = _place(sections, word)
+            defaults |= {name: as_if for name, as_if in nothing.items() if _place(sections, name) > index}
+    return defaults
 
 
 def _place(sections: Sequence[Model], name: str) -> int:
     """Return the index of the first section that sets ``name``; the last section is the defaults."""
-    return next(at for at, section in enumerate(sections) if getattr(section, name) is not None)
+    return next(index for index, section in enumerate(sections) if getattr(section, name) is not None)

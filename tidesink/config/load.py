@@ -52,7 +52,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return None
 
 
-def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.Node]) -> int:
+def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: set[yaml.Node]) -> int:
     """Return the number of values in a YAML node, with its aliases expanded.
 
     Raises:
@@ -60,14 +60,14 @@ def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.N
     """
     if node in around:
         raise yaml.MarkedYAMLError(problem="an anchor is used inside itself", problem_mark=node.start_mark)
-    if node not in known:
+    if node not in sizes:
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         below = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
-        known[node] = 1 + sum(_check_size(one, known, {*around, node}) for one in below)
-    if known[node] > _MOST_VALUES:
+        sizes[node] = 1 + sum(_check_size(child, sizes, {*around, node}) for child in below)
+    if sizes[node] > _MOST_VALUES:
         what = f"its aliases expand to more than {_MOST_VALUES:,} values"
         raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
-    return known[node]
+    return sizes[node]
 
 
 def load_config(path: str | Path) -> Config:
@@ -104,25 +104,25 @@ def parse_config(
         return None, [
             Problem("(file)", "is not a mapping of settings", "run tidesink init to write an example")
         ]
-    found = Interpolated(data, base=base, environment=environment)
-    config, problems = _validated(found, base)
+    interpolated = Interpolated(data, base=base, environment=environment)
+    config, problems = _validated(interpolated, base)
     return (None if problems else config), problems
 
 
-def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
-    data, problems = found.data, list(found.problems)
+def _validated(interpolated: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
+    data, problems = interpolated.data, list(interpolated.problems)
     # Wrong fields are reported and removed, so that the checks across fields can run on the others.
     for _ in range(2):
         try:
             config = Config.model_validate(data, context={"base": base})
         except ValidationError as error:
             problems += [
-                p for p in problems_of(error, Config, hidden=found.places) if not _follows(p, problems)
+                p for p in problems_of(error, Config, hidden=interpolated.places) if not _follows(p, problems)
             ]
             data = _with_placeholders(_without(data, [place_of(detail) for detail in error.errors()]))
         else:
             return config, problems + [p for p in cross_problems(config) if not _follows(p, problems)]
-    return None, problems + list(_kafka_problems(found.data))
+    return None, problems + list(_kafka_problems(interpolated.data))
 
 
 def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
@@ -139,15 +139,15 @@ def _follows(problem: Problem, before: list[Problem]) -> bool:
 
 
 def _without(data: Any, places: list[tuple[int | str, ...]]) -> Any:
-    gone = {place[: _depth(data, place)] for place in places}
+    removed = {path[: _depth(data, path)] for path in places}
 
-    def copy(part: Any, place: tuple[int | str, ...]) -> Any:
+    def copy(part: Any, path: tuple[int | str, ...]) -> Any:
         if isinstance(part, dict):
-            kept = ((name, value) for name, value in part.items() if (*place, name) not in gone)
-            return {name: copy(value, (*place, name)) for name, value in kept}
+            members = ((name, value) for name, value in part.items() if (*path, name) not in removed)
+            return {name: copy(value, (*path, name)) for name, value in members}
         if isinstance(part, list):
-            kept_items = ((i, value) for i, value in enumerate(part) if (*place, i) not in gone)
-            return [copy(value, (*place, i)) for i, value in kept_items]
+            kept_items = ((i, value) for i, value in enumerate(part) if (*path, i) not in removed)
+            return [copy(value, (*path, i)) for i, value in kept_items]
         return part
 
     return copy(data, ())
@@ -160,14 +160,14 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
     return {"pipeline": "pipeline", "target": {"path": "lake"}, **data}
 
 
-def _depth(data: Any, place: tuple[int | str, ...]) -> int:
+def _depth(data: Any, path: tuple[int | str, ...]) -> int:
     """Return how many leading parts of a setting's place exist in the data."""
-    for depth, part in enumerate(place):
-        known = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
-        if not known:
+    for depth, part in enumerate(path):
+        exists = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if not exists:
             return depth
         data = data[part]
-    return len(place)
+    return len(path)
 
 
 def read_yaml(file: Path) -> Any:
@@ -182,9 +182,9 @@ def read_yaml(file: Path) -> Any:
         raise ConfigError("is not UTF-8 text", file=str(file)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        location = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         # Without a cause, since PyYAML's traceback would show the line, which may contain a password.
-        raise ConfigError(f"is not YAML{place}: {_explained(error)}", file=str(file)) from None
+        raise ConfigError(f"is not YAML{location}: {_explained(error)}", file=str(file)) from None
     except yaml.reader.ReaderError as error:
         what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
         raise ConfigError(f"is not YAML: {what}", file=str(file)) from error
@@ -212,17 +212,19 @@ def load_registry_settings(path: str | Path) -> RegistrySettings:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
     """
     file = Path(path)
-    found = Interpolated(read_yaml(file), base=file.resolve().parent)
-    problems = list(found.problems)
-    settings = _validated_registry(found, file, problems)
+    interpolated = Interpolated(read_yaml(file), base=file.resolve().parent)
+    problems = list(interpolated.problems)
+    settings = _validated_registry(interpolated, file, problems)
     if settings is None or problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"These settings of a registry are wrong:\n{listed}", file=str(file))
     return settings
 
 
-def _validated_registry(found: Interpolated, file: Path, problems: list[Problem]) -> RegistrySettings | None:
-    data = found.data
+def _validated_registry(
+    interpolated: Interpolated, file: Path, problems: list[Problem]
+) -> RegistrySettings | None:
+    data = interpolated.data
     if not isinstance(data, dict):
         problems.append(Problem("(file)", "is not a mapping of settings", "write urls: http://host:port"))
         return None
@@ -230,7 +232,7 @@ def _validated_registry(found: Interpolated, file: Path, problems: list[Problem]
     try:
         settings = RegistrySettings.model_validate(registry_section(data), context=context)
     except ValidationError as error:
-        problems += problems_of(error, RegistrySettings, hidden=found.places)
+        problems += problems_of(error, RegistrySettings, hidden=interpolated.places)
         return None
     return settings
 
@@ -265,17 +267,19 @@ def _plain(part: Any) -> Any:
         return [_plain(item) for item in part]
     if not isinstance(part, dict):
         return part
-    kept = {name: _member(name, value) for name, value in part.items() if name != "title"}
-    if isinstance(kept.get("default"), float):
-        kept["default"] = shown_seconds(kept["default"])  # all defaults of this form are durations
-    if isinstance(kept.get("description"), str):
-        kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
-    if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):
-        kept["pattern"] = f"^{kept['pattern']}$"
-    if kept.get("type") not in _NO_TEXT and not kept.keys() & {"const", "enum", "pattern"}:
-        return kept
-    outside: dict[str, Any] = {name: kept.pop(name) for name in ("description", "default") if name in kept}
-    return {**outside, "anyOf": [kept, _REFERENCE]}
+    schema = {name: _member(name, value) for name, value in part.items() if name != "title"}
+    if isinstance(schema.get("default"), float):
+        schema["default"] = shown_seconds(schema["default"])  # all defaults of this form are durations
+    if isinstance(schema.get("description"), str):
+        schema["description"] = schema["description"].replace("``", "`").replace("\n", " ")
+    if isinstance(schema.get("pattern"), str) and not schema["pattern"].startswith(("^", r"\$")):
+        schema["pattern"] = f"^{schema['pattern']}$"
+    if schema.get("type") not in _NO_TEXT and not schema.keys() & {"const", "enum", "pattern"}:
+        return schema
+    outside: dict[str, Any] = {
+        name: schema.pop(name) for name in ("description", "default") if name in schema
+    }
+    return {**outside, "anyOf": [schema, _REFERENCE]}
 
 
 def _member(name: str, value: Any) -> Any:

@@ -129,7 +129,7 @@ class Destination(NamedTuple):
 
 def references(text: str) -> set[int]:
     """Return the numbers of the groups that a text of a route contains, such as 1 for ``$1``."""
-    return {int(found) for found in _REFERENCE.findall(text) if found != "$"}
+    return {int(group) for group in _REFERENCE.findall(text) if group != "$"}
 
 
 def destination(routes: Sequence[Route], table: TableId) -> Destination:
@@ -139,14 +139,14 @@ def destination(routes: Sequence[Route], table: TableId) -> Destination:
         ConfigError: the result is not a table name, or the shard's name is too long or empty.
     """
     for route in routes:
-        found = route.fits(table)
-        if found is not None:
-            return _destination(route, found, table)
+        match = route.fits(table)
+        if match is not None:
+            return _destination(route, match, table)
     return Destination(table)
 
 
-def _destination(route: Route, found: re.Match[str], table: TableId) -> Destination:
-    schema, name = (_expanded(part, found) for part in route.to.split("."))
+def _destination(route: Route, match: re.Match[str], table: TableId) -> Destination:
+    schema, name = (_expanded(part, match) for part in route.to.split("."))
     if not (schema and name):
         raise ConfigError(
             f"The route {route.match!r} makes no valid table name from {table}: {route.to} becomes "
@@ -156,7 +156,7 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     target = TableId(schema, name)
     if route.shard_column is None:
         return Destination(target)
-    value = str(table) if route.shard is None else _expanded(route.shard, found)
+    value = str(table) if route.shard is None else _expanded(route.shard, match)
     if not 0 < len(value) <= LONGEST_SHARD:
         raise ConfigError(
             f"The shard of {table} has {len(value)} characters, but only 1 to {LONGEST_SHARD} fit into a "
@@ -166,12 +166,12 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     return Destination(target, Shard(route.shard_column, value))
 
 
-def _expanded(text: str, found: re.Match[str]) -> str:
+def _expanded(text: str, match: re.Match[str]) -> str:
     """Return a route's text with ``$1`` to ``$9`` replaced by the groups; an unmatched group is empty."""
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1]
-        return "$" if name == "$" else found[int(name)] or ""
+        return "$" if name == "$" else match[int(name)] or ""
 
     return _REFERENCE.sub(value, text)
 
@@ -572,11 +572,11 @@ class Config(Model):
 
     def definitions(self) -> TableDefinitions:
         """Return the config's table definitions, as a new object to which the caller may apply DDL."""
-        found = TableDefinitions()
+        declared = TableDefinitions()
         for entry in self.tables:
             if entry.definition and entry.table:
-                entry.definition.declare_in(found, entry.table.schema)
-        return found
+                entry.definition.declare_in(declared, entry.table.schema)
+        return declared
 
     def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
         """Return the table whose changes a topic holds.
@@ -591,10 +591,10 @@ class Config(Model):
         named = self._bound_topics.get(topic)
         if named is not None:
             return named
-        found = {table for rule in self.source.rules for table in rule.candidates(topic)}
-        if len(found) > 1 and record is not None:
-            found = {t for t in found if (sanitize_name(t.schema), sanitize_name(t.name)) == record}
-        return found.pop() if len(found) == 1 else None
+        candidates = {table for rule in self.source.rules for table in rule.candidates(topic)}
+        if len(candidates) > 1 and record is not None:
+            candidates = {t for t in candidates if (sanitize_name(t.schema), sanitize_name(t.name)) == record}
+        return candidates.pop() if len(candidates) == 1 else None
 
     def named_table_of_topic(self, topic: str) -> TableId | None:
         """Return the table of a topic if the config's ``tables`` name it, by ``topic`` or by a topic rule."""
@@ -641,8 +641,8 @@ _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored
 
 
 def _first(overrides: list[TableOverride], name: str) -> Any:
-    found = (getattr(entry, name) for entry in overrides)
-    return next((value for value in found if value is not None), None)
+    values = (getattr(entry, name) for entry in overrides)
+    return next((value for value in values if value is not None), None)
 
 
 def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
@@ -650,12 +650,12 @@ def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], Tabl
 
     The function only asks the registry if several tables fit the topic's name.
     """
-    known: dict[str, TableId | None] = {}
+    tables: dict[str, TableId | None] = {}
 
     def table_of(topic: str) -> TableId | None:
-        if topic not in known:
-            known[topic] = _table(config, registry, topic)
-        return known[topic]
+        if topic not in tables:
+            tables[topic] = _table(config, registry, topic)
+        return tables[topic]
 
     return table_of
 
@@ -713,13 +713,13 @@ def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
 
     ``tables``: the tables that were found.
     """
-    known = sorted(set(tables))
-    if not known:
+    ordered = sorted(set(tables))
+    if not ordered:
         return
-    names = ", ".join(map(str, known[:_SHOWN])) + (", …" if known[_SHOWN:] else "")
+    names = ", ".join(map(str, ordered[:_SHOWN])) + (", …" if ordered[_SHOWN:] else "")
     for number, entry in enumerate(config.tables):
-        if entry.match is not None and not any(entry.covers(table) for table in known):
+        if entry.match is not None and not any(entry.covers(table) for table in ordered):
             yield _IDLE.format(place=f"tables[{number}].match", pattern=entry.match, names=names)
     for number, route in enumerate(config.routes):
-        if not any(route.fits(table) for table in known):
+        if not any(route.fits(table) for table in ordered):
             yield _IDLE.format(place=f"routes[{number}].match", pattern=route.match, names=names)

@@ -121,16 +121,16 @@ def _plain(properties: Mapping[str, SecretStr]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in properties.items()}
 
 
-def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> Iterator[Problem]:
+def kafka_problems(properties: KafkaProperties, setting: str = "source.kafka") -> Iterator[Problem]:
     """Yield problems of Kafka client properties that are not allowed in the config."""
     if _SERVERS in properties:
-        remedy = f"use {place.rpartition('.')[0]}.brokers"
-        yield Problem(f"{place}.{_SERVERS}", "is not allowed as a client property", remedy)
+        remedy = f"use {setting.rpartition('.')[0]}.brokers"
+        yield Problem(f"{setting}.{_SERVERS}", "is not allowed as a client property", remedy)
     for name, reason, remedy in property_problems(_plain(properties)):
-        yield Problem(f"{place}.{name}", reason, remedy)
+        yield Problem(f"{setting}.{name}", reason, remedy)
 
 
-def security_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
+def security_problems(properties: KafkaProperties, setting: str) -> Iterator[Problem]:
     """Yield problems of SASL and TLS properties: missing ones, and those that have no effect."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
@@ -143,24 +143,24 @@ def security_problems(properties: KafkaProperties, place: str) -> Iterator[Probl
     sasl = {name for name in taken if name.startswith(("sasl.", "enable.sasl.")) or name == TOKEN_CALLBACK}
     tls = {name for name in taken if name.startswith(("ssl.", "enable.ssl."))}
     if security.startswith("SASL_"):
-        yield from _login_problems(settings, refused, security, place)
+        yield from _login_problems(settings, refused, security, setting)
     elif sasl:
-        yield _without_effect(place, sasl, security, "SASL_SSL or SASL_PLAINTEXT")
+        yield _without_effect(setting, sasl, security, "SASL_SSL or SASL_PLAINTEXT")
     if tls and not security.endswith("SSL"):
-        yield _without_effect(place, tls, security, "SSL or SASL_SSL")
+        yield _without_effect(setting, tls, security, "SSL or SASL_SSL")
     if bool(_CERTIFICATE & settings.keys()) != bool(_KEY & settings.keys()):
         yield Problem(
-            place, "ssl.certificate.location and ssl.key.location are only used together", "set both"
+            setting, "ssl.certificate.location and ssl.key.location are only used together", "set both"
         )
 
 
-def _without_effect(place: str, names: set[str], security: str, needed: str) -> Problem:
+def _without_effect(setting: str, names: set[str], security: str, needed: str) -> Problem:
     reason = f"{', '.join(sorted(names))}: no effect with security.protocol {security}"
-    return Problem(place, reason, f"set security.protocol: {needed}, or remove them")
+    return Problem(setting, reason, f"set security.protocol: {needed}, or remove them")
 
 
 def _login_problems(
-    settings: Mapping[str, Any], refused: set[str], security: str, place: str
+    settings: Mapping[str, Any], refused: set[str], security: str, setting: str
 ) -> Iterator[Problem]:
     """Yield problems of SASL properties: those that the mechanism requires, and those it does not use."""
     mechanism = settings.get("sasl.mechanism")
@@ -170,11 +170,11 @@ def _login_problems(
         needed = _OIDC if mechanism == "OAUTHBEARER" and is_oidc else ()
     for name in needed:
         if name not in settings and name not in refused:
-            yield Problem(f"{place}.{name}", f"required with security.protocol {security}", "add it")
+            yield Problem(f"{setting}.{name}", f"required with security.protocol {security}", "add it")
     has_tokens = is_oidc or settings.get(_UNSECURED) == "true" or TOKEN_CALLBACK in settings
     if mechanism == "OAUTHBEARER" and not has_tokens:
         yield Problem(
-            f"{place}.{TOKEN_CALLBACK}",
+            f"{setting}.{TOKEN_CALLBACK}",
             "required with sasl.mechanism OAUTHBEARER",
             "set it to the name of a function that returns tokens, or set sasl.oauthbearer.method: oidc",
         )
@@ -182,18 +182,18 @@ def _login_problems(
         idle = sorted(name for name in settings if name.startswith(prefix))
         if idle and mechanism is not None and mechanism not in mechanisms:
             yield Problem(
-                place,
+                setting,
                 f"{', '.join(idle)}: no effect with sasl.mechanism {mechanism}",
                 f"set sasl.mechanism: {' or '.join(mechanisms)}, or remove them",
             )
 
 
-def file_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
+def file_problems(properties: KafkaProperties, setting: str) -> Iterator[Problem]:
     """Yield problems of Kafka client properties that name certificate or key files which do not exist."""
     refused = {problem.name for problem in property_problems(_plain(properties))}
     for name in sorted((PATHS & properties.keys()) - refused):
         if not Path(properties[name].get_secret_value()).exists():
-            yield Problem(f"{place}.{name}", "the file does not exist", _READABLE)
+            yield Problem(f"{setting}.{name}", "the file does not exist", _READABLE)
 
 
 def _place(value: Any, info: ValidationInfo) -> Any:

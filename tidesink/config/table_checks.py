@@ -64,9 +64,9 @@ def sections_of(config: Config) -> Iterator[Section]:
 def section_problems(config: Config) -> Iterator[Problem]:
     """Yield the problems in ``defaults`` and in each entry of ``tables``."""
     checks = (_order, _history, _mode, _snapshot, _columns, _metadata, _null_updates, _schema_changes)
-    found = [problem for at in sections_of(config) for check in checks for problem in check(at)]
-    yield from found
-    if not found:
+    problems = [problem for section in sections_of(config) for check in checks for problem in check(section)]
+    yield from problems
+    if not problems:
         yield from _columns_defined(config)
 
 
@@ -76,27 +76,27 @@ _KAFKA: Final = (
 )
 
 
-def _order(at: Section) -> Iterator[Problem]:
+def _order(section: Section) -> Iterator[Problem]:
     """Yield problems of ``sequence_by: source``, and of settings that only apply to this order."""
-    config, source = at.config, at.config.source
-    if at.own.sequence_by == "source":
+    config, source = section.config, section.config.source
+    if section.own.sequence_by == "source":
         if "source-order" not in config.target.features:
             reason = f"a target of type {config.target.type} does not store the positions of rows"
-            yield at.problem("sequence_by", reason, _KAFKA)
+            yield section.problem("sequence_by", reason, _KAFKA)
         # TiCDC's messages have a commit_ts. For other messages, plan and the worker report the problem.
         if source.debezium.unwrapped:
             reason = "rows flattened by ExtractNewRecordState have no source position"
-            yield at.problem("sequence_by", reason, _KAFKA)
+            yield section.problem("sequence_by", reason, _KAFKA)
         elif source.lacks_commit_ts:
-            yield at.problem(
+            yield section.problem(
                 "sequence_by",
                 "events have a position only if the changefeed has enable-tidb-extension=true",
                 f"set source.enable-tidb-extension: true if the changefeed has it, or {_KAFKA}",
             )
-    tables = config.tables if at.own is config.defaults else ()
-    orders = {at.sequence_by, *(entry.sequence_by for entry in tables)}
-    if at.gives("tombstone_retention") and "source" not in orders:
-        yield at.problem(
+    tables = config.tables if section.own is config.defaults else ()
+    orders = {section.sequence_by, *(entry.sequence_by for entry in tables)}
+    if section.gives("tombstone_retention") and "source" not in orders:
+        yield section.problem(
             "tombstone-retention",
             "has no effect with sequence_by: kafka, which removes deleted rows at once",
             "set sequence_by: source, or remove it",
@@ -112,25 +112,25 @@ _OF_KEYS: Final = (
 )
 
 
-def _mode(at: Section) -> Iterator[Problem]:
+def _mode(section: Section) -> Iterator[Problem]:
     """Yield problems of a mode that the target does not support, and of settings unused by mode append."""
-    target = at.config.target
-    if at.own.mode not in (None, "upsert") and at.own.mode not in target.features:
-        yield at.problem(
+    target = section.config.target
+    if section.own.mode not in (None, "upsert") and section.own.mode not in target.features:
+        yield section.problem(
             "mode",
-            f"a target of type {target.type} does not support mode {at.own.mode}",
+            f"a target of type {target.type} does not support mode {section.own.mode}",
             "use mode: upsert, or another target",
         )
-    for field, name, default in _OF_KEYS if at.mode == "append" else ():
-        if at.gives(field) and getattr(at.own, field) not in (default, None):
-            yield at.problem(name, *_without_keys(name))
+    for field, name, default in _OF_KEYS if section.mode == "append" else ():
+        if section.gives(field) and getattr(section.own, field) not in (default, None):
+            yield section.problem(name, *_without_keys(name))
 
 
-def _snapshot(at: Section) -> Iterator[Problem]:
+def _snapshot(section: Section) -> Iterator[Problem]:
     """Yield problems of ``snapshot``: reasons why the tables cannot have a snapshot."""
-    obstacle = snapshot_obstacle(at.config)
-    if at.own.snapshot not in (None, "never") and obstacle is not None:
-        yield at.problem(
+    obstacle = snapshot_obstacle(section.config)
+    if section.own.snapshot not in (None, "never") and obstacle is not None:
+        yield section.problem(
             "snapshot", obstacle, "remove it, or set snapshot: never for the tables that cannot have one"
         )
 
@@ -197,76 +197,78 @@ _ENDS_A_VERSION: Final = (
 )
 
 
-def _history(at: Section) -> Iterator[Problem]:
+def _history(section: Section) -> Iterator[Problem]:
     """Yield problems of ``mode: history``, of settings without effect in it, and of its column names."""
-    config, source = at.config, at.config.source
-    if at.own.mode == "history" and source.protocol.startswith("debezium"):
-        yield at.problem(
+    config, source = section.config, section.config.source
+    if section.own.mode == "history" and source.protocol.startswith("debezium"):
+        yield section.problem(
             "mode",
             "mode history orders changes by commit_ts, which this version does not support for Debezium's "
             "protocols",
             "use mode: upsert",
         )
-    elif at.own.mode == "history" and source.lacks_commit_ts:
-        yield at.problem(
+    elif section.own.mode == "history" and source.lacks_commit_ts:
+        yield section.problem(
             "mode",
             "mode history needs a commit_ts in every event, which the changefeed only writes with "
             "enable-tidb-extension=true",
             "set source.enable-tidb-extension: true if the changefeed has it, or use mode: upsert, which "
             "needs no commit_ts",
         )
-    if at.mode == "history" and at.gives("sequence_by") and at.own.sequence_by == "kafka":
-        yield at.problem(
+    if section.mode == "history" and section.gives("sequence_by") and section.own.sequence_by == "kafka":
+        yield section.problem(
             "sequence_by",
             "mode history always orders changes by commit_ts",
             "remove it, or set sequence_by: source",
         )
-    if at.mode == "history" and at.gives("deletes"):
-        yield at.problem("deletes", *_ENDS_A_VERSION)
-    names = at.own.history
-    if names is None or not at.gives("history"):
+    if section.mode == "history" and section.gives("deletes"):
+        yield section.problem("deletes", *_ENDS_A_VERSION)
+    names = section.own.history
+    if names is None or not section.gives("history"):
         return
     if "history" not in {config.defaults.mode, *(entry.mode for entry in config.tables)}:
-        yield at.problem("history", "no table has mode: history", "set mode: history, or remove this section")
+        yield section.problem(
+            "history", "no table has mode: history", "set mode: history, or remove this section"
+        )
     if _twice((names.valid_from, names.valid_to, names.current)):
-        yield at.problem("history", "two columns have the same name", "give each column its own name")
+        yield section.problem("history", "two columns have the same name", "give each column its own name")
 
 
 # All of tidesink's own columns begin with this prefix; a test checks this.
 OWN_PREFIX: Final = "_tidesink_"
 
 
-def _columns(at: Section) -> Iterator[Problem]:
+def _columns(section: Section) -> Iterator[Problem]:
     """Yield problems of column lists, new names and the filter that show without the table's columns."""
-    own, renames = at.own, at.own.rename or {}
+    own, renames = section.own, section.own.rename or {}
     if own.columns is not None and own.except_column_list is not None:
-        yield at.problem(
+        yield section.problem(
             "except_column_list", "cannot be used together with columns", "remove one of the two"
         )
     for name, listed in (("columns", own.columns), ("except_column_list", own.except_column_list)):
-        for twice in _twice(listed or (), at.fold):
-            yield at.problem(name, f"{twice} is listed twice", "remove one")
-    for twice in _twice(renames, at.fold):
-        yield at.problem("rename", f"{twice} is renamed twice (case is ignored)", "remove one of them")
-    yield from _new_names(at, "rename", renames.values(), "{source: target}", also=renames)
+        for twice in _twice(listed or (), section.fold):
+            yield section.problem(name, f"{twice} is listed twice", "remove one")
+    for twice in _twice(renames, section.fold):
+        yield section.problem("rename", f"{twice} is renamed twice (case is ignored)", "remove one of them")
+    yield from _new_names(section, "rename", renames.values(), "{source: target}", also=renames)
     for new in sorted({new for new in renames.values() if fold_name(new).startswith(OWN_PREFIX)}):
         reason = f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns"
-        yield at.problem("rename", reason, "give it another name")
-    omitted = {at.fold(name) for name in own.except_column_list or ()}
+        yield section.problem("rename", reason, "give it another name")
+    omitted = {section.fold(name) for name in own.except_column_list or ()}
     chosen = {fold_name(name) for name in own.columns or renames}
     for name in renames:
-        if at.fold(name) in omitted or fold_name(name) not in chosen:
-            yield at.problem("rename", f"has no effect on {name}, which is excluded", "remove it")
+        if section.fold(name) in omitted or fold_name(name) not in chosen:
+            yield section.problem("rename", f"has no effect on {name}, which is excluded", "remove it")
     try:
         read_filter(own.filter or ALWAYS)
     except ConfigError as error:
         remedy = "write a condition in Spark SQL on the columns of a row"
-        yield at.problem("filter", error.message, remedy)
-    yield from _clashes(at.place, at.mode, at.sequence_by, own)
+        yield section.problem("filter", error.message, remedy)
+    yield from _clashes(section.place, section.mode, section.sequence_by, own)
 
 
 def _new_names(
-    at: Section, setting: str, names: Iterable[str], form: str, *, also: Iterable[str] = ()
+    section: Section, setting: str, names: Iterable[str], form: str, *, also: Iterable[str] = ()
 ) -> Iterator[Problem]:
     """Yield problems of new column names that are repeated or empty.
 
@@ -274,30 +276,30 @@ def _new_names(
     """
     names = list(names)
     for twice in _twice(names):
-        yield at.problem(setting, f"two columns would be called {twice}", "rename one of them")
+        yield section.problem(setting, f"two columns would be called {twice}", "rename one of them")
     if not all(name.strip() for name in (*names, *also)):
-        yield at.problem(setting, "has an empty name", f"give {form}")
+        yield section.problem(setting, "has an empty name", f"give {form}")
 
 
-def _metadata(at: Section) -> Iterator[Problem]:
-    names, source = at.own.metadata or {}, at.config.source
-    yield from _new_names(at, "metadata", names.values(), "{kind: column}")
+def _metadata(section: Section) -> Iterator[Problem]:
+    names, source = section.own.metadata or {}, section.config.source
+    yield from _new_names(section, "metadata", names.values(), "{kind: column}")
     for kind in sorted({"commit_ts", "position"} & names.keys()) if source.lacks_commit_ts else ():
-        yield at.problem(
+        yield section.problem(
             "metadata",
             f"events show {kind} only if the changefeed has enable-tidb-extension=true",
             f"set source.enable-tidb-extension: true if the changefeed has it, or remove {kind}",
         )
 
 
-def _null_updates(at: Section) -> Iterator[Problem]:
-    if at.own.ignore_null_updates and "rows" not in at.config.target.features:
-        reason = f"has no effect, because a {at.config.target.type} target does not store rows"
-        yield at.problem("ignore_null_updates", reason, "remove it")
-    if at.own.ignore_null_updates and CODECS[at.config.source.protocol].leaves_out:
-        yield at.problem(
+def _null_updates(section: Section) -> Iterator[Problem]:
+    if section.own.ignore_null_updates and "rows" not in section.config.target.features:
+        reason = f"has no effect, because a {section.config.target.type} target does not store rows"
+        yield section.problem("ignore_null_updates", reason, "remove it")
+    if section.own.ignore_null_updates and CODECS[section.config.source.protocol].leaves_out:
+        yield section.problem(
             "ignore_null_updates",
-            f"{at.config.source.protocol} can leave out an unchanged value, and this version cannot "
+            f"{section.config.source.protocol} can leave out an unchanged value, and this version cannot "
             "distinguish that from NULL",
             "remove it",
         )
@@ -339,40 +341,40 @@ def check_merged(settings: TableConfig) -> None:
     Raises:
         ConfigError: the merged settings contradict each other.
     """
-    for found in _merged(settings, ""):
-        setting = found.field.lstrip(".")
+    for problem in _merged(settings, ""):
+        setting = problem.field.lstrip(".")
         raise ConfigError(
-            f"{setting} of {settings.table}: {found.reason}; {found.remedy}", table=str(settings.table)
+            f"{setting} of {settings.table}: {problem.reason}; {problem.remedy}", table=str(settings.table)
         )
 
 
-def _merged(settings: TableConfig, place: str) -> Iterator[Problem]:
-    yield from _clashes(place, settings.mode, settings.sequence_by, settings)
+def _merged(settings: TableConfig, prefix: str) -> Iterator[Problem]:
+    yield from _clashes(prefix, settings.mode, settings.sequence_by, settings)
     if settings.mode == "append" and settings.sequence_by == "source":
-        yield Problem(f"{place}.sequence_by", *_without_keys("sequence_by"))
+        yield Problem(f"{prefix}.sequence_by", *_without_keys("sequence_by"))
     if settings.mode == "append" and settings.deletes == "soft":
-        yield Problem(f"{place}.deletes", *_without_keys("deletes"))
+        yield Problem(f"{prefix}.deletes", *_without_keys("deletes"))
     if settings.mode == "history" and settings.deletes == "soft":
-        yield Problem(f"{place}.deletes", *_ENDS_A_VERSION)
+        yield Problem(f"{prefix}.deletes", *_ENDS_A_VERSION)
 
 
 def _clashes(
-    place: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
+    prefix: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
 ) -> Iterator[Problem]:
     """Yield problems of ``filter`` and ``ignore_null_updates`` with the table's mode or order."""
     if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
         yield Problem(
-            f"{place}.filter",
+            f"{prefix}.filter",
             "mode append stores changes as they are, but a filter would turn an update into an insert or a "
             "delete when a row begins or ceases to satisfy it",
             "remove it (set filter: 'true' for this table if another section sets it), and create a view "
             "of the table with the filter",
         )
     if own.ignore_null_updates and mode != "upsert":
-        yield Problem(f"{place}.ignore_null_updates", f"mode {mode} stores each row unchanged", "remove it")
+        yield Problem(f"{prefix}.ignore_null_updates", f"mode {mode} stores each row unchanged", "remove it")
     if own.ignore_null_updates and order == "source":
         yield Problem(
-            f"{place}.ignore_null_updates",
+            f"{prefix}.ignore_null_updates",
             "with sequence_by: source a change may arrive late, and then it is unknown which value to keep",
             "use sequence_by: kafka, or remove it",
         )
@@ -399,10 +401,10 @@ def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
     return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNREPORTED
 
 
-def _schema_changes(at: Section) -> Iterator[Problem]:
+def _schema_changes(section: Section) -> Iterator[Problem]:
     """Yield problems of schema change policies that have no effect or that the target does not support."""
-    source, target, kinds = at.config.source, at.config.target, REPORTED_KINDS
-    if _is_all_logs(at):
+    source, target, kinds = section.config.source, section.config.target, REPORTED_KINDS
+    if _is_all_logs(section):
         reason = (
             "has no effect in mode append: stored rows never change, and a renamed column is a new column"
         )
@@ -411,16 +413,20 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
     else:
         kinds = unreported_kinds(source)
         reason = f"has no effect: {source.protocol} does not report such a change with certainty"
-    said = at.own.schema_changes
-    given = () if said is None else said.model_fields_set
+    policies = section.own.schema_changes
+    given = () if policies is None else policies.model_fields_set
     for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
         if kind in kinds:
             remedy = "remove it"
             if kind not in _UNREPORTED and source.protocol.startswith("debezium"):
                 remedy = _BY_TOPIC
-            yield at.problem(f"schema-changes.{kind}", reason, remedy)
-        elif said is not None and said.policy(kind) == "apply" and (obstacle := ddl_obstacle(at.config)):
-            yield at.problem(f"schema-changes.{kind}", *obstacle)
+            yield section.problem(f"schema-changes.{kind}", reason, remedy)
+        elif (
+            policies is not None
+            and policies.policy(kind) == "apply"
+            and (obstacle := ddl_obstacle(section.config))
+        ):
+            yield section.problem(f"schema-changes.{kind}", *obstacle)
 
 
 _BY_TOPIC: Final = (
@@ -446,11 +452,11 @@ def ddl_obstacle(config: Config) -> tuple[str, str] | None:
     return None
 
 
-def _is_all_logs(at: Section) -> bool:
+def _is_all_logs(section: Section) -> bool:
     """Return True if all tables that use the policies of a section have ``mode: append``."""
-    named = isinstance(at.own, TableOverride) and at.own.name is not None
-    others = () if named else at.config.tables
-    return at.mode == "append" and all(entry.mode in (None, "append") for entry in others)
+    named = isinstance(section.own, TableOverride) and section.own.name is not None
+    others = () if named else section.config.tables
+    return section.mode == "append" and all(entry.mode in (None, "append") for entry in others)
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:

@@ -152,9 +152,9 @@ class LakeSettings(TargetModel):
 S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 
 
-def scheme_of(place: str) -> str:
+def scheme_of(location: str) -> str:
     """Return the scheme of a location, in lower case; empty for a folder."""
-    return urlsplit(place).scheme if "://" in place else ""
+    return urlsplit(location).scheme if "://" in location else ""
 
 
 class IcebergSettings(LakeSettings):
@@ -188,11 +188,11 @@ class IcebergSettings(LakeSettings):
         """
         prefix = f"spark.sql.catalog.{self.catalog}."
         under = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
-        found = {**under, **self.catalog_values()}
-        renames = found.get("type") == "hadoop" or found.get("catalog-impl", "").endswith(".HadoopCatalog")
-        lock = found.get("lock-impl", "").rpartition(".")[2]
+        values = {**under, **self.catalog_values()}
+        renames = values.get("type") == "hadoop" or values.get("catalog-impl", "").endswith(".HadoopCatalog")
+        lock = values.get("lock-impl", "").rpartition(".")[2]
         locked = lock not in ("", "InMemoryLockManager")
-        return locked or not renames or scheme_of(found.get("warehouse", "")) not in S3_SCHEMES
+        return locked or not renames or scheme_of(values.get("warehouse", "")) not in S3_SCHEMES
 
 
 TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
@@ -487,25 +487,25 @@ _TYPES_BY_SCHEME: Final[Mapping[str, str]] = {
 }
 
 
-def type_of_url(place: str) -> str | None:
+def type_of_url(url: str) -> str | None:
     """Return the type of target that a URL's scheme belongs to; None for a folder or a file system's URL."""
-    return _TYPES_BY_SCHEME.get(scheme_of(place))
+    return _TYPES_BY_SCHEME.get(scheme_of(url))
 
 
-def _is_path(place: str) -> str:
-    found = type_of_url(place)
-    if found == "http":
+def _is_path(location: str) -> str:
+    target_type = type_of_url(location)
+    if target_type == "http":
         raise RefusedSettingError(
             "is an HTTP URL, not a file system",
             "give a folder, or the URL of an object store (s3a://, gs://, abfss://); to send rows to an HTTP "
             "endpoint, set type: http and target.url",
         )
-    if found is not None:
-        where = "brokers" if found == "kafka" else "url"
+    if target_type is not None:
+        where = "brokers" if target_type == "kafka" else "url"
         raise RefusedSettingError(
-            "is a URL, not the path of a lake", f"set type: {found}, and set the URL as target.{where}"
+            "is a URL, not the path of a lake", f"set type: {target_type}, and set the URL as target.{where}"
         )
-    return place
+    return location
 
 
 def _tells_tables_apart(template: str) -> str:

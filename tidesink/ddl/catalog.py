@@ -97,11 +97,11 @@ class TableDefinitions:
         return schema
 
     def _find(self, table: TableId) -> TableDefinition | None:
-        found = self._tables.get(table_key(table))
-        if found is None and table.schema:
+        definition = self._tables.get(table_key(table))
+        if definition is None and table.schema:
             bare = self._tables.get(table_key(TableId("", table.name)))
             return None if bare is None else replace(bare, table=table)
-        return found
+        return definition
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
         """Returns the column names of a table's unique index, or an empty tuple if it has no such index.
@@ -207,11 +207,11 @@ class TableDefinitions:
         ``reused`` returns such names.
         """
         definition = self._find(table)
-        known: dict[str, tuple[str, str]] = {}
+        pairs: dict[str, tuple[str, str]] = {}
         for old, new in definition.renamed if definition else ():
-            known.setdefault(fold_name(old), (old, new))
+            pairs.setdefault(fold_name(old), (old, new))
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
-        return {old: new for old, new in known.values() if fold_name(new) in now}
+        return {old: new for old, new in pairs.values() if fold_name(new) in now}
 
     def removals(self, table: TableId) -> dict[str, str]:
         """Returns when each column name of a table was last dropped or renamed, by folded column name.
@@ -247,17 +247,17 @@ class TableDefinitions:
         Raises:
             ConfigError: The JSON text has a version that this version of tidesink cannot read.
         """
-        found = json.loads(text)
-        if found.get("version") != _VERSION:
+        stored = json.loads(text)
+        if stored.get("version") != _VERSION:
             raise ConfigError(
-                f"The stored table definitions have the version {found.get('version')!r}, but this tidesink "
+                f"The stored table definitions have the version {stored.get('version')!r}, but this tidesink "
                 f"reads version {_VERSION}."
             )
         definitions = cls()
-        for table in found["tables"]:
+        for table in stored["tables"]:
             definitions._keep(_restored(table))
-        if "history" in found:
-            definitions._history.read(found["history"])
+        if "history" in stored:
+            definitions._history.read(stored["history"])
             definitions.timed = definitions._history.has_changes
         return definitions
 
@@ -300,8 +300,8 @@ class TableDefinitions:
                 # The columns of the new table are unknown, so an earlier definition of it is removed.
                 return self._forgotten(new)
             created = replace(like, table=new, declared=False, dropped=(), renamed=())
-        known = self._find(created.table)
-        if known is not None and (known.declared or (creation.if_absent and self._since is None)):
+        previous = self._find(created.table)
+        if previous is not None and (previous.declared or (creation.if_absent and self._since is None)):
             # TiCDC sends a statement with its commit time, and only if it had an effect. MySQL's binary log
             # also has a CREATE TABLE IF NOT EXISTS that did nothing.
             return []
@@ -316,8 +316,8 @@ class TableDefinitions:
         return TableId(default_schema, table.name) if self._stated and not table.schema else table
 
     def _forgotten(self, table: TableId) -> list[TableId]:
-        known = self._tables.get(table_key(table))
-        return [] if known is None or known.declared else self._removed([table])
+        definition = self._tables.get(table_key(table))
+        return [] if definition is None or definition.declared else self._removed([table])
 
     def _create_other(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if sql.skip("CREATE", "OR", "REPLACE", "DATABASE") or sql.skip("CREATE", "OR", "REPLACE", "SCHEMA"):
@@ -372,7 +372,7 @@ class TableDefinitions:
         CONVERT PARTITION adds the table that it creates from a partition. CONVERT TABLE removes the table
         that becomes a partition.
         """
-        for part in (one.copy() for one in statement.parts):
+        for part in (reader.copy() for reader in statement.parts):
             if part.sees("CONVERT", "PARTITION"):
                 made = read_converted_partition(statement, part)
                 if made.schema:
@@ -416,33 +416,33 @@ def _definition_of(schema: TableSchema) -> TableDefinition:
     primary = tuple(column.name for column in schema.primary_key)
     # A handle that is not a primary key can only be a unique key.
     uniques = (Index(handle[0], handle),) if handle and not primary else ()
-    known = [column.column_id or 0 for column in schema.columns]
+    column_ids = [column.column_id or 0 for column in schema.columns]
     return TableDefinition(
         schema.table,
         schema.columns,
         primary,
         uniques,
-        next_column_id=max([*known, len(known)], default=0) + 1,
+        next_column_id=max([*column_ids, len(column_ids)], default=0) + 1,
     )
 
 
-def _restored(found: Mapping[str, Any]) -> TableDefinition:
+def _restored(stored: Mapping[str, Any]) -> TableDefinition:
     return TableDefinition(
-        table=TableId(*found["table"]),
-        columns=tuple(map(_restored_column, found["columns"])),
-        primary_key=tuple(found["primary_key"]),
-        uniques=tuple(Index(one["name"], tuple(one["columns"])) for one in found["uniques"]),
-        next_column_id=found["next_column_id"],
-        charset=found["charset"],
-        declared=found["declared"],
-        dropped=tuple(found.get("dropped", ())),
-        renamed=tuple((old, new) for old, new in found.get("renamed", ())),
+        table=TableId(*stored["table"]),
+        columns=tuple(map(_restored_column, stored["columns"])),
+        primary_key=tuple(stored["primary_key"]),
+        uniques=tuple(Index(unique["name"], tuple(unique["columns"])) for unique in stored["uniques"]),
+        next_column_id=stored["next_column_id"],
+        charset=stored["charset"],
+        declared=stored["declared"],
+        dropped=tuple(stored.get("dropped", ())),
+        renamed=tuple((old, new) for old, new in stored.get("renamed", ())),
     )
 
 
-def _restored_column(found: Mapping[str, Any]) -> Column:
-    earlier = tuple(EarlierType(read_type(was), until) for was, until in found.get("earlier", ()))
-    return Column(**{**found, "type": read_type(found["type"]), "earlier": earlier})
+def _restored_column(stored: Mapping[str, Any]) -> Column:
+    earlier = tuple(EarlierType(read_type(was), until) for was, until in stored.get("earlier", ()))
+    return Column(**{**stored, "type": read_type(stored["type"]), "earlier": earlier})
 
 
 _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId]]] = {
@@ -520,10 +520,10 @@ def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ..
             "install sqlglot"
         ) from exc
     try:
-        found = sqlglot.parse(_BIT_VARYING.sub(_VARBIT, sql), read="postgres")
+        parsed = sqlglot.parse(_BIT_VARYING.sub(_VARBIT, sql), read="postgres")
     except SqlglotError as exc:
         raise ConfigError(f"the table definition is not Postgres' SQL: {str(exc).splitlines()[0]}") from exc
-    return tuple(_tables(found, default_schema))
+    return tuple(_tables(parsed, default_schema))
 
 
 def _tables(statements: list[Any], default_schema: str) -> Iterator[TableSchema]:
@@ -547,7 +547,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
     }
     for part in parts:
         if isinstance(part, exp.ColumnDef):
-            constraints = {type(one.kind): one.kind for one in part.constraints}
+            constraints = {type(constraint.kind): constraint.kind for constraint in part.constraints}
             key = part.name in keys or exp.PrimaryKeyColumnConstraint in constraints
             default = constraints.get(exp.DefaultColumnConstraint)
             text = _literal(default.this) if default is not None else None
@@ -602,7 +602,7 @@ def _type_of(kind: exp.DataType | None) -> ColumnType:
         return ColumnType("text")
     # sqlglot represents the name of a user-defined type as a string, not as an enum member.
     name = kind.this if isinstance(kind.this, str) else kind.this.name
-    numbers = [int(one.name) for one in kind.expressions if one.name.isdigit()]
+    numbers = [int(parameter.name) for parameter in kind.expressions if parameter.name.isdigit()]
     if name == "DECIMAL":
         precision, scale = (*numbers, None, None)[:2]
         return ColumnType("decimal", precision=precision, scale=scale or (0 if numbers else None))
@@ -610,7 +610,7 @@ def _type_of(kind: exp.DataType | None) -> ColumnType:
         return ColumnType("bit", length=numbers[0] if numbers else 1)
     if name == "USERDEFINED" and str(kind.args.get("kind")).lower() == _VARBIT:
         return ColumnType("bit", length=numbers[0] if numbers else None)
-    found = _TYPES.get(name, ColumnType("text"))
-    if found.fsp is not None and numbers and numbers[0] <= _MILLISECONDS:
-        return replace(found, fsp=_MILLISECONDS)
-    return found
+    column_type = _TYPES.get(name, ColumnType("text"))
+    if column_type.fsp is not None and numbers and numbers[0] <= _MILLISECONDS:
+        return replace(column_type, fsp=_MILLISECONDS)
+    return column_type

@@ -54,14 +54,14 @@ def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> in
     milliseconds, so no other rows are affected.
     """
     if commit_ts is not None:
-        found = commit_ts if commit_ts <= _LAST_TSO else None
+        moment = commit_ts if commit_ts <= _LAST_TSO else None
     else:
         # bool is an int but not a time. After a time in the far future, all later DDL would look old.
-        found = es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
-    if found is not None and sent and physical_ms(found) > sent + _MOST_AHEAD_MS:
+        moment = es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
+    if moment is not None and sent and physical_ms(moment) > sent + _MOST_AHEAD_MS:
         # If this time were used, all DDL until then would count as sent again and be skipped.
         return None
-    return found
+    return moment
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
@@ -145,7 +145,7 @@ def may_change_values(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
-    names = [row_of(one).name for one in (now, was)]
+    names = [row_of(column_type).name for column_type in (now, was)]
     sizes = [_INTEGER_BYTES.get(name.removesuffix(" unsigned"), 0) for name in names]
     new_unsigned, old_unsigned = (name.endswith(" unsigned") for name in names)
     if not all(sizes) or (new_unsigned and not old_unsigned):
@@ -218,10 +218,10 @@ class TypeHistory:
             if since < self._latest.get(key, 0):
                 return False
             self._latest[key] = since
-        known = self._parted.setdefault(key, {})
+        partings = self._parted.setdefault(key, {})
         for name in sorted({fold_name(name) for name in parted}):
-            times = known[name].times if name in known else 0
-            known[name] = Removal(times + 1, since)
+            times = partings[name].times if name in partings else 0
+            partings[name] = Removal(times + 1, since)
         return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
@@ -257,31 +257,33 @@ class TypeHistory:
         key = table_key(definition.table)
         if definition.renamed:
             self._renames.setdefault(key, {}).update(dict.fromkeys(definition.renamed))
-        known = self._columns.setdefault(key, {})
+        histories = self._columns.setdefault(key, {})
         types = {} if before is None else {fold_name(c.name): c.type for c in before.columns}
         for column in definition.columns:
             name = fold_name(column.name)
-            if name not in known or types.get(name) != column.type:
+            if name not in histories or types.get(name) != column.type:
                 first = (TypeVersion(0, types[name]),) if name in types else ()
-                versions = known[name][1] if name in known else first
-                known[name] = column.name, _extended(versions, since, column.type)
-        columns = tuple(replace(c, earlier=_earlier(known[fold_name(c.name)][1])) for c in definition.columns)
+                versions = histories[name][1] if name in histories else first
+                histories[name] = column.name, _extended(versions, since, column.type)
+        columns = tuple(
+            replace(c, earlier=_earlier(histories[fold_name(c.name)][1])) for c in definition.columns
+        )
         return replace(definition, columns=columns)
 
     def forget(self, table: TableId) -> None:
         """Removes a table's history."""
-        for known in (self._columns, self._latest, self._parted, self._renames):
-            known.pop(table_key(table), None)
+        for by_table in (self._columns, self._latest, self._parted, self._renames):
+            by_table.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
         """Returns all columns that a table of this name ever had, with their last and earlier types."""
-        known = self._columns.get(table_key(table), {})
-        return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in known.values())
+        histories = self._columns.get(table_key(table), {})
+        return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in histories.values())
 
     @property
     def has_changes(self) -> bool:
         """True if some column of some table had another type earlier."""
-        return any(len(v) > 1 for known in self._columns.values() for _, v in known.values())
+        return any(len(v) > 1 for columns in self._columns.values() for _, v in columns.values())
 
     def as_json(self) -> dict[str, Any]:
         """Returns the history as JSON data, which ``read`` restores."""
@@ -290,29 +292,31 @@ class TypeHistory:
             for key, of in self._columns.items()
         ]
         latest = [[*key, since] for key, since in self._latest.items()]
-        parted = [[*key, [[name, *one] for name, one in of.items()]] for key, of in self._parted.items()]
+        parted = [
+            [*key, [[name, *parting] for name, parting in of.items()]] for key, of in self._parted.items()
+        ]
         names = [[*key, list(pairs)] for key, pairs in self._renames.items()]
         heard = list(self._heard)
         return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
-    def read(self, found: Mapping[str, Any]) -> None:
+    def read(self, stored: Mapping[str, Any]) -> None:
         """Restores the history that ``as_json`` returned.
 
         Renames, drops and applied statements may be missing, because earlier versions did not store them.
         """
-        self._heard = dict.fromkeys(found.get("heard", ()))
-        self._latest = {(schema, table): since for schema, table, since in found["latest"]}
+        self._heard = dict.fromkeys(stored.get("heard", ()))
+        self._latest = {(schema, table): since for schema, table, since in stored["latest"]}
         self._parted = {
             (schema, table): {name: Removal(times, since) for name, times, since in names}
-            for schema, table, names in found.get("parted", ())
+            for schema, table, names in stored.get("parted", ())
         }
         self._renames = {
             (schema, table): dict.fromkeys((old, new) for old, new in pairs)
-            for schema, table, pairs, *_ in found.get("names", ())
+            for schema, table, pairs, *_ in stored.get("names", ())
         }
         self._columns = {
             (schema, table): {fold_name(name): (name, _versions(versions)) for name, versions in columns}
-            for schema, table, columns in found["tables"]
+            for schema, table, columns in stored["tables"]
         }
 
 
@@ -335,11 +339,11 @@ def _earlier(versions: _Versions) -> tuple[EarlierType, ...]:
     return tuple(EarlierType(was.type, until=later.since) for was, later in pairwise(versions))
 
 
-def _versions(found: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
-    return tuple(TypeVersion(since, read_type(column_type)) for since, column_type in found)
+def _versions(stored: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
+    return tuple(TypeVersion(since, read_type(column_type)) for since, column_type in stored)
 
 
-def read_type(found: Mapping[str, Any]) -> ColumnType:
+def read_type(stored: Mapping[str, Any]) -> ColumnType:
     """Returns the column type that ``dataclasses.asdict`` converted to JSON data."""
-    members = found["members"]
-    return ColumnType(**{**found, "members": members if members is None else tuple(members)})
+    members = stored["members"]
+    return ColumnType(**{**stored, "members": members if members is None else tuple(members)})

@@ -93,8 +93,8 @@ class RowDdl(NamedTuple):
 
         A record that is sent again has the same value. The same SQL text executed later has another value.
         """
-        place = self.place or f"@{self.offset}"
-        return f"{place if self.moment is None else self.moment}/{self.digest}"
+        position = self.place or f"@{self.offset}"
+        return f"{position if self.moment is None else self.moment}/{self.digest}"
 
     @property
     def time(self) -> str:
@@ -118,8 +118,8 @@ def named_by(name: TableId, table: TableId) -> bool:
     if not any(name):
         return True
     schema, own = table_key(name)
-    known = table_key(table)
-    return schema in ("", known[0]) and own in ("", known[1])
+    key = table_key(table)
+    return schema in ("", key[0]) and own in ("", key[1])
 
 
 def row_changes(
@@ -136,13 +136,13 @@ def row_changes(
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found: dict[tuple[tuple[str, str], str], RowChange] = {}
+    changes: dict[tuple[tuple[str, str], str], RowChange] = {}
     for sql in producer_statements(query):
-        for one in _row_changes(sql, default_schema, about):
-            known = found.get((table_key(one.table), one.kind))
-            effect = one.effect if known is None else f"{known.effect}; {one.effect}"
-            found[table_key(one.table), one.kind] = one._replace(effect=effect)
-    return tuple(found.values())
+        for change in _row_changes(sql, default_schema, about):
+            previous = changes.get((table_key(change.table), change.kind))
+            effect = change.effect if previous is None else f"{previous.effect}; {change.effect}"
+            changes[table_key(change.table), change.kind] = change._replace(effect=effect)
+    return tuple(changes.values())
 
 
 def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
@@ -196,17 +196,17 @@ def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) ->
 
 
 def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    found = read_alter(sql, default_schema, about)
-    if found is None:
+    alter = read_alter(sql, default_schema, about)
+    if alter is None:
         return
     listed = ordered = False
-    for part in found.parts:
+    for part in alter.parts:
         rule = part_rule(part)
         if rule is None and (listed or (ordered and _is_order(part))):
             # This is not a new part: it is another name in the list of the previous part.
             continue
         listed, ordered = (rule.lists, rule.meaning == "order") if rule is not None else (False, False)
-        yield from _part(found, part, rule.meaning if rule is not None else "options")
+        yield from _part(alter, part, rule.meaning if rule is not None else "options")
 
 
 def _is_order(part: SqlReader) -> bool:
@@ -219,9 +219,9 @@ def _is_order(part: SqlReader) -> bool:
 
 def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
     """Yields the ALTER TABLE statement together with each of its parts; nothing for any other statement."""
-    found = read_alter(sql, default_schema)
-    if found is not None:
-        yield from ((found, part) for part in found.parts)
+    alter = read_alter(sql, default_schema)
+    if alter is not None:
+        yield from ((alter, part) for part in alter.parts)
 
 
 def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -230,8 +230,8 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
-    return tuple(dict.fromkeys(alter.table for alter, part in found if _changes_columns(part)))
+    altered = (pair for sql in producer_statements(query) for pair in _altered(sql, default_schema))
+    return tuple(dict.fromkeys(alter.table for alter, part in altered if _changes_columns(part)))
 
 
 def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -242,12 +242,12 @@ def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found = list[TableId]()
+    tables = list[TableId]()
     for sql in producer_statements(query):
         creation = read_creation(sql)
         made = None if creation is None or creation.temporary else read_like(sql, default_schema)
-        found += [] if made is None else [made[1]]
-    return tuple(found)
+        tables += [] if made is None else [made[1]]
+    return tuple(tables)
 
 
 def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -259,12 +259,12 @@ def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found = list[TableId]()
+    tables = list[TableId]()
     for sql in producer_statements(query):
         creation = read_creation(sql)
         if creation is not None and not (creation.if_absent or creation.temporary):
-            found.append(read_table_name(sql, default_schema))
-    return tuple(found)
+            tables.append(read_table_name(sql, default_schema))
+    return tuple(tables)
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -275,15 +275,15 @@ def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found: list[TableId] = []
+    tables: list[TableId] = []
     for sql in producer_statements(query):
         for alter, part in _altered(sql, default_schema):
             other = _exchanged_with(alter, part)
             if other is not None:
-                found += (alter.table, other)
+                tables += (alter.table, other)
             elif _moves_rows(part):
-                found.append(alter.table)
-    return tuple(dict.fromkeys(found))
+                tables.append(alter.table)
+    return tuple(dict.fromkeys(tables))
 
 
 def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
@@ -353,8 +353,8 @@ _ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 
 
 def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
-    gone = f"the table was renamed to {new} at the source, and its rows stay in the target of {old}"
-    yield RowChange(old, "rename-table", gone)
+    old_effect = f"the table was renamed to {new} at the source, and its rows stay in the target of {old}"
+    yield RowChange(old, "rename-table", old_effect)
     come = (
         f"the table was renamed from {old} at the source, and rows from before the rename are missing in the "
         f"target of {new}"
@@ -362,8 +362,8 @@ def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
     yield RowChange(new, "rename-table", come)
 
 
-def _exchanged(one: TableId, other: TableId) -> Iterator[RowChange]:
-    for table, given_to in ((one, other), (other, one)):
+def _exchanged(first: TableId, other: TableId) -> Iterator[RowChange]:
+    for table, given_to in ((first, other), (other, first)):
         yield RowChange(
             table,
             "partition",
@@ -413,16 +413,16 @@ def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
     """
     adds = part.sees("ADD")
     try:
-        found = read_definitions(part)
+        definitions = read_definitions(part)
     except ConfigError:
         yield RowChange(alter.table, "unknown", NOT_UNDERSTOOD)
         return
     if not adds and alter.ignores:
         yield RowChange(alter.table, "unknown", _IGNORED_ROWS)
-    for one in found if adds else ():
-        computed = computed_for_rows(one)
+    for definition in definitions if adds else ():
+        computed = computed_for_rows(definition)
         if computed:
-            yield RowChange(alter.table, "values", _COMPUTED.format(one.column.name, computed))
+            yield RowChange(alter.table, "values", _COMPUTED.format(definition.column.name, computed))
 
 
 def _characters(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
@@ -445,9 +445,11 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
-    found = (_renamed(alter.table, part) for alter, part in altered)
-    return tuple(one for one in found if one is not None and fold_name(one.old) != fold_name(one.new))
+    altered = (pair for sql in producer_statements(query) for pair in _altered(sql, default_schema))
+    renames = (_renamed(alter.table, part) for alter, part in altered)
+    return tuple(
+        column for column in renames if column is not None and fold_name(column.old) != fold_name(column.new)
+    )
 
 
 def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
@@ -458,12 +460,12 @@ def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[Table
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
-    found = list[tuple[TableId, str]]()
+    columns = list[tuple[TableId, str]]()
     for sql in producer_statements(query):
         for alter, part in _altered(sql, default_schema):
             if part.peek().says("MODIFY", "CHANGE"):
-                found += ((alter.table, one.column.name) for one in read_definitions(part))
-    return tuple(dict.fromkeys(found))
+                columns += ((alter.table, definition.column.name) for definition in read_definitions(part))
+    return tuple(dict.fromkeys(columns))
 
 
 def _renamed(table: TableId, part: SqlReader) -> RenamedColumn | None:

@@ -98,14 +98,14 @@ def _with_unknown_default(column: Column) -> Column:
     return replace(column, origin_default=UNKNOWN_DEFAULT, redefaulted=True)
 
 
-def _with_origin_default(found: ColumnDefinition) -> Column:
+def _with_origin_default(definition: ColumnDefinition) -> Column:
     """Returns an added column with its value in the rows that existed when it was added.
 
     For a NOT NULL column without a default this is the type's zero value. If the database computed the values
     (AUTO_INCREMENT, a stored generated column), they are marked as unknown, because no statement contains
     them.
     """
-    column, options = found
+    column, options = definition
     if options.counts or (options.generated and not column.virtual):
         return _with_unknown_default(column)
     if column.nullable or options.generated or options.default is not None or column.default is not None:
@@ -147,8 +147,8 @@ def _type_name(sql: SqlReader) -> str:
         if any(token.kind != "word" for token in words):
             continue
         name = " ".join(token.text.lower() for token in words)
-        known = name in ("bool", "boolean", "serial") or find_row(name) is not None
-        if known and not name.endswith(" unsigned"):  # an attribute, which is parsed separately
+        is_type = name in ("bool", "boolean", "serial") or find_row(name) is not None
+        if is_type and not name.endswith(" unsigned"):  # an attribute, which is parsed separately
             for _ in words:
                 sql.take()
             return name
@@ -172,7 +172,7 @@ _PLAIN_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, object]]] = {
 
 
 def _read_option(sql: SqlReader, options: _Options) -> None:
-    plain = next((found for words, found in _PLAIN_OPTIONS.items() if sql.skip(*words)), None)
+    plain = next((setting for words, setting in _PLAIN_OPTIONS.items() if sql.skip(*words)), None)
     if plain is not None:
         setattr(options, *plain)
     elif sql.skip("DEFAULT"):
@@ -326,9 +326,9 @@ class TableDefinition:
         Raises:
             ConfigError: The table has no column of this name.
         """
-        for place, column in enumerate(self.columns):
+        for index, column in enumerate(self.columns):
             if fold_name(column.name) == fold_name(name):
-                return place
+                return index
         raise ConfigError(f"the table {self.table} has no column {name!r}")
 
 
@@ -413,12 +413,12 @@ def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
         ConfigError: The definition cannot be parsed, or it has no columns.
     """
     table = read_table_name(sql, default_schema)
-    found = SqlReader(sql.group()).parts()
+    parts = SqlReader(sql.group()).parts()
     charset = _table_charset(sql)
     definition = TableDefinition(table, charset=charset)
-    columns = [read_column(part, charset=charset) for part in found if not starts_constraint(part)]
+    columns = [read_column(part, charset=charset) for part in parts if not starts_constraint(part)]
     # TiDB numbers the table's indexes before those of the columns.
-    for part in found:
+    for part in parts:
         if starts_constraint(part):
             definition = add_constraint(definition, part)
     for column in columns:
@@ -451,10 +451,10 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
     full grammar the end of a body cannot be found. So such a statement extends to the delimiter that a
     ``DELIMITER`` line of the script set, or to the end of the text.
     """
-    found = iter(sql)
+    tokens = iter(sql)
     statement: list[Token] = []
     depth = 0
-    for token in found:
+    for token in tokens:
         if token.kind == "end":
             if statement:
                 yield SqlReader(_in_usual_words(statement))
@@ -465,7 +465,7 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
         if depth == 0 and token.says("FOR") and SqlReader(statement).sees("SET", "STATEMENT"):
             statement = []
         elif _begins_body(statement):
-            _skip_body(found)
+            _skip_body(tokens)
             yield SqlReader(_in_usual_words(statement))
             statement, depth = [], 0
     if statement:
@@ -508,9 +508,9 @@ def _begins_program(sql: SqlReader) -> bool:
     return sql.skip_any(*_PROGRAMS) and sql.done
 
 
-def _skip_body(found: Iterator[Token]) -> None:
+def _skip_body(tokens: Iterator[Token]) -> None:
     try:
-        next((token for token in found if token.kind == "end" and token.text != ";"), None)
+        next((token for token in tokens if token.kind == "end" and token.text != ";"), None)
     except ConfigError:
         # The body is not SQL, so no later statement can be found.
         return
@@ -524,9 +524,9 @@ def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
     """
     verb, *rest = statement
     if verb.says("ALTER"):
-        how = [*takewhile(lambda one: one.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
+        how = [*takewhile(lambda token: token.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
         rest = rest[len(how) :]
-        if rest and rest[0].says("TABLE") and any(one.says("IGNORE") for one in how):
+        if rest and rest[0].says("TABLE") and any(token.says("IGNORE") for token in how):
             rest = [rest[0], Token("word", _IGNORE), *rest[1:]]
     elif rest and verb.says("DROP", "RENAME") and rest[0].says("TABLES"):
         rest[0] = Token("word", "TABLE")
@@ -547,10 +547,10 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
     """
     # TiDB's restorer does not escape backslashes (tiflow c7b2588); hand-written statements do.
     try:
-        found = [*statements(each_token(query, backslash_escapes=False))]
+        readers = [*statements(each_token(query, backslash_escapes=False))]
     except ConfigError:
-        found = [*statements(each_token(query))]
-    return iter(found)
+        readers = [*statements(each_token(query))]
+    return iter(readers)
 
 
 class AlterTable(NamedTuple):
@@ -582,7 +582,7 @@ def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None
     _skip_wait(sql)
     parts = sql.parts()
     if not session_schema and about is not None:
-        new = [one for one in map(_new_name, parts) if one is not None]
+        new = [name for name in map(_new_name, parts) if name is not None]
         session_schema = _schema_by_event([table], new, about)
     return AlterTable(table, parts, session_schema, ignores)
 
@@ -659,16 +659,18 @@ def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
         part.name()
     if not (verb.says("ADD") and part.sees("(")):
         return [read_column(part)]
-    return [read_column(one) for one in SqlReader(part.group()).parts() if not starts_constraint(one)]
+    return [
+        read_column(reader) for reader in SqlReader(part.group()).parts() if not starts_constraint(reader)
+    ]
 
 
-def computed_for_rows(found: ColumnDefinition) -> str:
+def computed_for_rows(definition: ColumnDefinition) -> str:
     """Describes the values that the database computed for existing rows when it added this column.
 
     Returns an empty text if the column's definition determines these values, for example by a constant
     default.
     """
-    column, options = found
+    column, options = definition
     if options.generated:
         return "values that the database computed from each row"
     if options.counts:
@@ -706,7 +708,7 @@ def read_renamed(
     if not session_schema and about is not None:
         session_schema = _schema_by_event((old for old, _ in pairs), (new for _, new in pairs), about)
     for pair in pairs:
-        old, new = (one if one.schema else TableId(session_schema, one.name) for one in pair)
+        old, new = (table if table.schema else TableId(session_schema, table.name) for table in pair)
         yield old, new
 
 
@@ -772,20 +774,20 @@ def read_index_columns(inside: list[Token]) -> list[str]:
     return ["" if part[0].says("(") else part[0].text for part in split_by_comma(inside) if part]
 
 
-def append_column(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
+def append_column(definition: TableDefinition, column_definition: ColumnDefinition) -> TableDefinition:
     """Returns the table definition with a column added at the end, and the keys that the column declares."""
-    column = replace(found.column, column_id=definition.next_column_id)
+    column = replace(column_definition.column, column_id=definition.next_column_id)
     columns = (*definition.columns, column)
     changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
-    return with_own_keys(changed, found)
+    return with_own_keys(changed, column_definition)
 
 
-def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
+def with_own_keys(definition: TableDefinition, column_definition: ColumnDefinition) -> TableDefinition:
     """Returns the table definition with the keys that a column definition declares (PRIMARY KEY, UNIQUE)."""
-    name = found.column.name
-    if found.options.primary:
+    name = column_definition.column.name
+    if column_definition.options.primary:
         definition = replace(definition, primary_key=(name,))
-    if found.options.unique:
+    if column_definition.options.unique:
         definition = add_unique(definition, name, (name,))
     return definition
 
@@ -918,18 +920,18 @@ def _read_dropped(changes: _Changes, definition: TableDefinition, sql: SqlReader
 def _read_modified(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
     sql.skip("COLUMN")
     lenient = sql.skip("IF", "EXISTS")
-    found = read_column(sql, charset=definition.charset)
-    changes.renamed.append((found.column.name, found.column.name, found, lenient))
-    changes.defined.append(found)
+    redefinition = read_column(sql, charset=definition.charset)
+    changes.renamed.append((redefinition.column.name, redefinition.column.name, redefinition, lenient))
+    changes.defined.append(redefinition)
 
 
 def _read_changed(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
     sql.skip("COLUMN")
     lenient = sql.skip("IF", "EXISTS")
     old = sql.name()
-    found = read_column(sql, charset=definition.charset)
-    changes.renamed.append((old, found.column.name, found, lenient))
-    changes.defined.append(found)
+    redefinition = read_column(sql, charset=definition.charset)
+    changes.renamed.append((old, redefinition.column.name, redefinition, lenient))
+    changes.defined.append(redefinition)
 
 
 def _read_renamed(changes: _Changes, _definition: TableDefinition, sql: SqlReader) -> None:
@@ -996,19 +998,19 @@ def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTabl
     made = {fold_name(new) for old, new, _, _ in changes.renamed if fold_name(old) != fold_name(new)}
     dropped = [name for name in changes.dropped if not (done and fold_name(name) in made)]
     names, redefined = dict[str, str](), dict[str, ColumnDefinition]()
-    for old, new, found, lenient in changes.renamed:
+    for old, new, redefinition, lenient in changes.renamed:
         is_new = definition.has(new) and (done or not definition.has(old))
         if lenient and not is_new and not definition.has(old):
             continue
         now = definition.columns[definition.place_of(new if is_new else old)]
         names[fold_name(now.name)] = new
-        if found is not None:
-            redefined[fold_name(now.name)] = found
+        if redefinition is not None:
+            redefined[fold_name(now.name)] = redefinition
     columns, moved = list[Column](), dict[str, Column]()
-    before, gone = definition.columns, {fold_name(name) for name in dropped}
+    before, dropped_names = definition.columns, {fold_name(name) for name in dropped}
     for column in before:
         old = fold_name(column.name)
-        if old in gone:
+        if old in dropped_names:
             continue
         altered = _altered_column(column, names.get(old), redefined.get(old), changes.defaults.get(old, ...))
         options = redefined[old].options if old in redefined else _Options()
@@ -1018,21 +1020,27 @@ def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTabl
     for name in dropped:
         definition = _without(definition, name)
     definition = _renamed_in_keys(definition, names)
-    anew = [id(found) for _, _, found, _ in changes.renamed]
-    defined = [found for found in changes.defined if id(found) not in anew or found in redefined.values()]
+    anew = [id(redefinition) for _, _, redefinition, _ in changes.renamed]
+    defined = [
+        column_definition
+        for column_definition in changes.defined
+        if id(column_definition) not in anew or column_definition in redefined.values()
+    ]
     definition = _placed(definition, columns, moved, defined, names)
-    parted = gone | {old for old, new in names.items() if old != fold_name(new)}
+    parted = dropped_names | {old for old, new in names.items() if old != fold_name(new)}
     return AlteredTable(definition, frozenset(parted))
 
 
-def _altered_column(column: Column, name: str | None, found: ColumnDefinition | None, default: Any) -> Column:
+def _altered_column(
+    column: Column, name: str | None, definition: ColumnDefinition | None, default: Any
+) -> Column:
     """Returns a column with a new name, definition and default.
 
-    ``name`` and ``found``: new name and definition, or None if unchanged. ``default``: tokens of the new
+    ``name`` and ``definition``: new name and definition, or None if unchanged. ``default``: tokens of the new
     default, None if the default is dropped, ``...`` if it is unchanged.
     """
-    if found is not None:
-        new = found.column
+    if definition is not None:
+        new = definition.column
         before = replace(
             column,
             default=default_as(column.default, column.type, new.type),
@@ -1063,20 +1071,20 @@ def _placed(
     """
     new_keys = list[ColumnDefinition]()
     again = {fold_name(new) for new in names.values()}
-    for found in defined:
-        name = fold_name(found.column.name)
+    for column_definition in defined:
+        name = fold_name(column_definition.column.name)
         if name in moved:
             column = moved[name]
             columns.remove(column)
-        elif any(fold_name(one.name) == name for one in columns):
+        elif any(fold_name(existing.name) == name for existing in columns):
             # The column is redefined in place, or the statement added it before it was sent again.
-            new_keys += [found] if name in again else []
+            new_keys += [column_definition] if name in again else []
             continue
         else:
-            column = replace(_with_origin_default(found), column_id=definition.next_column_id)
+            column = replace(_with_origin_default(column_definition), column_id=definition.next_column_id)
             definition = replace(definition, next_column_id=definition.next_column_id + 1)
-        columns.insert(_place_among(columns, found.options, names, definition), column)
-        new_keys.append(found)
+        columns.insert(_place_among(columns, column_definition.options, names, definition), column)
+        new_keys.append(column_definition)
     taken = Counter(fold_name(column.name) for column in columns)
     for name, times in taken.items():
         if times > 1:
@@ -1084,8 +1092,8 @@ def _placed(
                 f"the statement would leave the table {definition.table} with two columns named {name!r}"
             )
     definition = replace(definition, columns=tuple(columns))
-    for found in new_keys:
-        definition = with_own_keys(definition, found)
+    for column_definition in new_keys:
+        definition = with_own_keys(definition, column_definition)
     return definition
 
 
@@ -1096,21 +1104,21 @@ def _place_among(
         return 0 if options.first else len(columns)
     # AFTER names a column by its new name. If no column has that name, it is looked up as an old name.
     for after in (options.after, names.get(fold_name(options.after), options.after)):
-        for place, column in enumerate(columns):
+        for index, column in enumerate(columns):
             if fold_name(column.name) == fold_name(after):
-                return place + 1
+                return index + 1
     raise ConfigError(f"the table {definition.table} has no column {options.after!r}")
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
     """Returns the table definition without the unique index of this name, if it has such an index."""
-    kept = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
-    return replace(definition, uniques=kept)
+    uniques = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
+    return replace(definition, uniques=uniques)
 
 
 def _without(definition: TableDefinition, name: str) -> TableDefinition:
-    at = definition.place_of(name)
-    columns = definition.columns[:at] + definition.columns[at + 1 :]
+    index = definition.place_of(name)
+    columns = definition.columns[:index] + definition.columns[index + 1 :]
     uniques = tuple(u for u in definition.uniques if fold_name(name) not in (fold_name(c) for c in u.columns))
     # A dropped column counts as dropped under its former names, too.
     its = (fold_name(old) for old, new in definition.renamed if fold_name(new) == fold_name(name))
@@ -1146,14 +1154,14 @@ def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> T
 
 
 def _renames(
-    known: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+    previous: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
     """Returns pairs of former and current column name, newest rename first.
 
-    A column that was renamed twice has two pairs. ``known``: pairs from before the statement. ``names``: new
-    names by folded old names. ``pairs``: the statement's own renames.
+    A column that was renamed twice has two pairs. ``previous``: pairs from before the statement. ``names``:
+    new names by folded old names. ``pairs``: the statement's own renames.
     """
-    followed = tuple((was, names.get(fold_name(now), now)) for was, now in known)
+    followed = tuple((was, names.get(fold_name(now), now)) for was, now in previous)
     # A column that was renamed back to its former name counts as never renamed.
-    kept = ((was, now) for was, now in followed if fold_name(was) != fold_name(now))
-    return (*reversed(pairs), *kept) if pairs else followed
+    remaining = ((was, now) for was, now in followed if fold_name(was) != fold_name(now))
+    return (*reversed(pairs), *remaining) if pairs else followed

@@ -68,10 +68,10 @@ def check_table(
     actual = lake.read().select(names).to_pydict()
     readers = [_reader(lake.columns[name], ZoneInfo(time_zone), zero_date) for name in names]
     wanted = [tuple(read(text) for read, text in zip(readers, row, strict=True)) for row in expected.rows]
-    found = list(zip(*(actual[name] for name in names), strict=True))
+    lake_rows = list(zip(*(actual[name] for name in names), strict=True))
     key = [names.index(name) for name in expected.key] or list(range(len(names)))
-    differences = _differences(wanted, [_plain(row) for row in found], key, names)
-    return TableCheck(str(expected.table), len(found), len(names), tuple(differences))
+    differences = _differences(wanted, [_plain(row) for row in lake_rows], key, names)
+    return TableCheck(str(expected.table), len(lake_rows), len(names), tuple(differences))
 
 
 def _plain(row: tuple[object, ...]) -> tuple[object, ...]:
@@ -85,12 +85,15 @@ def _utc(value: datetime) -> datetime:
 
 
 def _differences(
-    wanted: list[tuple[object, ...]], found: list[tuple[object, ...]], key: Sequence[int], names: list[str]
+    wanted: list[tuple[object, ...]],
+    lake_rows: list[tuple[object, ...]],
+    key: Sequence[int],
+    names: list[str],
 ) -> list[str]:
-    by_key = {tuple(row[i] for i in key): row for row in found}
+    by_key = {tuple(row[i] for i in key): row for row in lake_rows}
     messages = []
-    if len(by_key) != len(found):
-        messages.append(f"{len(found) - len(by_key)} rows appear more than once")
+    if len(by_key) != len(lake_rows):
+        messages.append(f"{len(lake_rows) - len(by_key)} rows appear more than once")
     for row in wanted:
         identity = tuple(row[i] for i in key)
         other = by_key.pop(identity, None)
@@ -221,15 +224,15 @@ def open_lake_table(path: Path, version: int | None = None) -> LakeTable:
     log = path / "_delta_log"
     names = sorted(entry.name for entry in log.iterdir())
     table = LakeTable(path)
-    known = ((name, _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)) for name in names)
-    numbers = {name: int(one.group(1)) for name, one in known if one}
+    matches = ((name, _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)) for name in names)
+    numbers = {name: int(match.group(1)) for name, match in matches if match}
     names = [name for name, number in numbers.items() if version is None or number <= version]
-    checkpoints = [found for name in names if (found := _CHECKPOINT.fullmatch(name))]
+    checkpoints = [checkpoint for name in names if (checkpoint := _CHECKPOINT.fullmatch(name))]
     if checkpoints:
-        table.version = max(int(found.group(1)) for found in checkpoints)
-        for found in checkpoints:
-            if int(found.group(1)) == table.version:
-                _replay(table, _checkpoint_actions(log / found.group(0)))
+        table.version = max(int(checkpoint.group(1)) for checkpoint in checkpoints)
+        for checkpoint in checkpoints:
+            if int(checkpoint.group(1)) == table.version:
+                _replay(table, _checkpoint_actions(log / checkpoint.group(0)))
     for name in names:
         commit = _COMMIT.fullmatch(name)
         if commit and int(commit.group(1)) > table.version:
@@ -303,10 +306,10 @@ def _roaring_array(data: bytes) -> Iterator[int]:
     magic, bitmaps = struct.unpack_from("<iq", data)
     if magic != _ROARING_ARRAY_MAGIC:
         raise ValueError(f"The deletion vector has an unknown layout: {magic}.")
-    at = 12
+    position = 12
     for _ in range(bitmaps):
-        (high,) = struct.unpack_from("<i", data, at)
-        lows, at = _roaring32(data, at + 4)
+        (high,) = struct.unpack_from("<i", data, position)
+        lows, position = _roaring32(data, position + 4)
         yield from (high << 32 | low for low in lows)
 
 
@@ -314,36 +317,36 @@ def _roaring32(data: bytes, start: int) -> tuple[list[int], int]:
     (cookie,) = struct.unpack_from("<I", data, start)
     with_runs = cookie & 0xFFFF == _COOKIE_WITH_RUNS
     if with_runs:
-        count, at = (cookie >> 16) + 1, start + 4
-        runs, at = data[at : at + (count + 7) // 8], at + (count + 7) // 8
+        count, position = (cookie >> 16) + 1, start + 4
+        runs, position = data[position : position + (count + 7) // 8], position + (count + 7) // 8
     elif cookie == _COOKIE_WITHOUT_RUNS:
         (count,) = struct.unpack_from("<I", data, start + 4)
-        runs, at = bytes((count + 7) // 8), start + 8
+        runs, position = bytes((count + 7) // 8), start + 8
     else:
         raise ValueError(f"The Roaring bitmap has an unknown cookie: {cookie}.")
-    headers = [struct.unpack_from("<HH", data, at + 4 * i) for i in range(count)]
-    at += 4 * count
+    headers = [struct.unpack_from("<HH", data, position + 4 * i) for i in range(count)]
+    position += 4 * count
     if not with_runs or count >= 4:  # skips the offsets, since the containers follow each other
-        at += 4 * count
+        position += 4 * count
     values: list[int] = []
     for number, (key, cardinality) in enumerate(headers):
         is_run = runs[number // 8] >> number % 8 & 1
-        lows, at = _container(data, at, cardinality + 1, bool(is_run))
+        lows, position = _container(data, position, cardinality + 1, bool(is_run))
         values.extend(key << 16 | low for low in lows)
-    return values, at
+    return values, position
 
 
-def _container(data: bytes, at: int, cardinality: int, is_run: bool) -> tuple[list[int], int]:
+def _container(data: bytes, position: int, cardinality: int, is_run: bool) -> tuple[list[int], int]:
     if is_run:
-        (count,) = struct.unpack_from("<H", data, at)
-        pairs = struct.unpack_from(f"<{2 * count}H", data, at + 2)
+        (count,) = struct.unpack_from("<H", data, position)
+        pairs = struct.unpack_from(f"<{2 * count}H", data, position + 2)
         spans = zip(pairs[::2], pairs[1::2], strict=True)
         return [
             value for first, more in spans for value in range(first, first + more + 1)
-        ], at + 2 + 4 * count
+        ], position + 2 + 4 * count
     if cardinality <= 4096:
-        return list(struct.unpack_from(f"<{cardinality}H", data, at)), at + 2 * cardinality
-    words = struct.unpack_from("<1024Q", data, at)
+        return list(struct.unpack_from(f"<{cardinality}H", data, position)), position + 2 * cardinality
+    words = struct.unpack_from("<1024Q", data, position)
     return [
         64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1
-    ], at + 8192
+    ], position + 8192

@@ -71,8 +71,8 @@ class _Table:
 
     def take(self, random: Random) -> Row:
         """Removes a random row from those that may change, and returns it."""
-        place = random.randrange(len(self.ids))
-        self.ids[place], self.ids[-1] = self.ids[-1], self.ids[place]
+        index = random.randrange(len(self.ids))
+        self.ids[index], self.ids[-1] = self.ids[-1], self.ids[index]
         return self.rows.pop(self.ids.pop())
 
 

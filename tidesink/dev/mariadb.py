@@ -74,8 +74,8 @@ class MariaDb(Service):
             ) from error
         # A folder for temporary tables of its own: at its start a server removes all tables in this folder.
         places = {"data": self._data.resolve(), "temporary": self._data.resolve().with_name("tmp")}
-        for place in places.values():
-            place.mkdir(parents=True, exist_ok=True)
+        for folder in places.values():
+            folder.mkdir(parents=True, exist_ok=True)
         lines = [_CONFIG.format(**places, host=LOOPBACK, port=self.port), *self.settings]
         if os.geteuid() == 0:
             lines.append("user=root")  # the server does not run as root without this setting
@@ -109,8 +109,8 @@ class MariaDb(Service):
                 f"{_INSTALLER} did not finish ({type(exc).__name__}). Run the command again."
             ) from exc
         if answer.returncode:
-            said = (answer.stdout + answer.stderr).strip()[-2000:]
-            raise DevStackError(f"{_INSTALLER} cannot create {self._data}:\n{said}")
+            output = (answer.stdout + answer.stderr).strip()[-2000:]
+            raise DevStackError(f"{_INSTALLER} cannot create {self._data}:\n{output}")
 
     @property
     def _defaults(self) -> str:

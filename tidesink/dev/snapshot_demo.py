@@ -84,19 +84,19 @@ class SnapshotDemoResult:
     @property
     def right(self) -> bool:
         """True if the first comparison found no difference, and the second one only the altered row."""
-        found = [(str(one.table), one.different) for one in self.altered if _differs(one)]
-        keys = [dict(shown.key) for one in self.altered for shown in one.shown]
+        differing = [(str(diff.table), diff.different) for diff in self.altered if _differs(diff)]
+        keys = [dict(shown.key) for diff in self.altered for shown in diff.shown]
         return (
             self.run.exit_code == 0
             and len(self.equal) == len(TABLES)
-            and not any(_differs(one) for one in self.equal)
-            and found == [(str(ORDERS), 1)]
+            and not any(_differs(diff) for diff in self.equal)
+            and differing == [(str(ORDERS), 1)]
             and keys == [{"id": str(UNTOUCHED)}]
         )
 
 
-def _differs(found: TableDiff) -> bool:
-    return bool(found.refused or found.differs or found.unsettled)
+def _differs(diff: TableDiff) -> bool:
+    return bool(diff.refused or diff.differs or diff.unsettled)
 
 
 def run_snapshot_demo(
@@ -191,7 +191,7 @@ class _Demo:
                         _pause(jobs)
                     self.steps.say(f"stream: {shop.changes:,} row events were sent so far")
                 with self.steps.step("diff", "tidesink diff, while both sides change"):
-                    found = self._compared(config, lag=_LAG_SECONDS)
+                    diffs = self._compared(config, lag=_LAG_SECONDS)
             finally:
                 stop.set()
                 flag.set()
@@ -199,23 +199,25 @@ class _Demo:
                     wait(jobs)
             for job in jobs:
                 job.result()
-            return found
+            return diffs
 
     def _await_load(self, config: Config, jobs: Sequence[Future[None]]) -> None:
         deadline = time.monotonic() + _LOAD_SECONDS
         quarters = dict.fromkeys(TABLES, 0)
         with closing(open_state_store(config.state)) as store:
             while True:
-                statuses = {one.table: one for one in store.statuses(config.pipeline)}
-                found = {table: one.details.get("snapshot") for table, one in statuses.items()}
-                for table, shown in found.items():
+                statuses = {status.table: status for status in store.statuses(config.pipeline)}
+                snapshots = {table: status.details.get("snapshot") for table, status in statuses.items()}
+                for table, shown in snapshots.items():
                     if shown and shown["rows"] * 4 // (shown["estimate"] or 1) > quarters[table]:
                         quarters[table] = shown["rows"] * 4 // (shown["estimate"] or 1)
                         self.steps.say(f"load: {table}  {shown['rows']:,} rows, {shown['state']}")
-                if all((found.get(table) or {}).get("state") == "done" for table in TABLES):
+                if all((snapshots.get(table) or {}).get("state") == "done" for table in TABLES):
                     return
                 if time.monotonic() > deadline:
-                    errors = [f"{table}: {one.error}" for table, one in statuses.items() if one.error]
+                    errors = [
+                        f"{table}: {status.error}" for table, status in statuses.items() if status.error
+                    ]
                     raise DevStackError(
                         f"The tables were not loaded within {_LOAD_SECONDS:.0f} s. {'; '.join(errors)}"
                     )
@@ -230,8 +232,8 @@ class _Demo:
 
     def _altered(self, config: Config, spark: SparkSession) -> tuple[TableDiff, ...]:
         with self.steps.step("alter", f"setting the total of order {UNTOUCHED} to 0 in the lake"):
-            place = quote_identifier(str(self.directory / "lake" / ORDERS.schema / ORDERS.name))
-            spark.sql(f"UPDATE delta.{place} SET total = 0 WHERE id = {UNTOUCHED}")  # noqa: S608
+            path = quote_identifier(str(self.directory / "lake" / ORDERS.schema / ORDERS.name))
+            spark.sql(f"UPDATE delta.{path} SET total = 0 WHERE id = {UNTOUCHED}")  # noqa: S608
         with self.steps.step("diff again", "tidesink diff --values"):
             return self._compared(config, lag=0)
 

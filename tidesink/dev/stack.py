@@ -139,8 +139,8 @@ def find_running(files: DaemonFiles) -> RunningDaemon | None:
 def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
     """Returns the process that a pid file describes, which may have ended; None without a readable file."""
     try:
-        found = json.loads(files.pid_file.read_text(encoding="utf-8"))
-        return RunningDaemon(int(found["pid"]), str(found["started"]), int(found["port"]))
+        document = json.loads(files.pid_file.read_text(encoding="utf-8"))
+        return RunningDaemon(int(document["pid"]), str(document["started"]), int(document["port"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -308,20 +308,20 @@ def free_ports(count: int) -> list[int]:
         ours = range(ours.start, min(ours.stop, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0])))
     # If none of these ports is free, the system chooses a port (0).
     candidates = [*random.SystemRandom().sample(ours, min(len(ours), _TRIES + count)), *[0] * count]
-    found: list[int] = []
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
         for port in candidates if count else ():
-            one = stack.enter_context(socket.socket())
+            probe = stack.enter_context(socket.socket())
             try:
-                one.bind((LOOPBACK, port))
+                probe.bind((LOOPBACK, port))
             except OSError:
                 if port == 0:
                     raise
                 continue
-            found.append(one.getsockname()[1])
-            if len(found) == count:
+            ports.append(probe.getsockname()[1])
+            if len(ports) == count:
                 break
-    return found
+    return ports
 
 
 DIRECTORY: Final = Path(".tidesink")

@@ -150,17 +150,17 @@ class MemorySchemaRegistry:
             held = self.lookup(subject, schema_text)
             if held is not None:
                 return held.id
-            found = self._against(subject, schema_text)
-            if found:
+            findings = self._against(subject, schema_text)
+            if findings:
                 level = self.compatibility_level(subject)
-                raise compatibility.incompatible(subject, level=level, found=found, said="", url=self.url)
+                raise compatibility.incompatible(subject, level=level, found=findings, said="", url=self.url)
             return self._add(subject, schema_text)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
         """Check if ``register`` would accept the schema now."""
         with self._lock:
-            found = self._against(subject, schema_text)
-        return CompatibilityResult(not found, tuple(map(str, found)))
+            findings = self._against(subject, schema_text)
+        return CompatibilityResult(not findings, tuple(map(str, findings)))
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
         """Returns the compatibility level that applies to a subject.
@@ -351,19 +351,19 @@ class SchemaRegistryClient:
         return self._by_id(schema_id, subject)
 
     def _by_id(self, schema_id: int, subject: str | None) -> str:
-        place = schema_id, subject
-        text = self._texts.get(place)
+        key = schema_id, subject
+        text = self._texts.get(key)
         if text is not None:
             return text
-        unknown_at = self._unknown.get(place)
+        unknown_at = self._unknown.get(key)
         if unknown_at is not None:
             raise compatibility.unknown_id(schema_id, unknown_at)
         query = "" if subject is None else f"?subject={_escaped(subject)}"
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}{query}")
         if answer.is_not_found:
-            raise compatibility.unknown_id(schema_id, self._unknown.put(place, answer.url))
+            raise compatibility.unknown_id(schema_id, self._unknown.put(key, answer.url))
         try:
-            return self._texts.put(place, self._text(answer))
+            return self._texts.put(key, self._text(answer))
         except UnusableSchemaError as error:
             raise error.with_context(schema_id=schema_id, url=answer.url) from error
 
@@ -373,8 +373,8 @@ class SchemaRegistryClient:
         Raises:
             SchemaNotFoundError: The subject does not exist.
         """
-        known = self._latest.get(subject)
-        return known or self._latest.put(subject, self._version(subject, "latest"))
+        cached = self._latest.get(subject)
+        return cached or self._latest.put(subject, self._version(subject, "latest"))
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
         """Returns the subject's version that has this schema, or None."""
@@ -413,8 +413,8 @@ class SchemaRegistryClient:
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
         if answer.is_not_found:
             raise compatibility.unknown_id(schema_id, answer.url)
-        found = [(item.get("subject"), item.get("version")) for item in _items(answer, dict)]
-        return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
+        versions = [(item.get("subject"), item.get("version")) for item in _items(answer, dict)]
+        return sorted((str(subject), version) for subject, version in versions if isinstance(version, int))
 
     def register(self, subject: str, schema_text: str) -> int:
         """Register a schema under a subject if the subject does not have it yet. Returns the schema's id.
@@ -422,9 +422,9 @@ class SchemaRegistryClient:
         Raises:
             IncompatibleSchemaError: The subject's compatibility level does not allow the schema.
         """
-        known = self._registered.get((subject, schema_text))
-        if known is not None:
-            return known
+        cached = self._registered.get((subject, schema_text))
+        if cached is not None:
+            return cached
         path = f"/subjects/{_escaped(subject)}/versions"
         answer = self._transport.send("POST", path, {"schema": schema_text})
         if answer.status == 409 and answer.error_code is not None:
@@ -491,9 +491,9 @@ class SchemaRegistryClient:
         return written_out(_referring(answer), self._refer)
 
     def _refer(self, reference: Reference) -> ReferringSchema:
-        known = self._referred.get(reference)
-        if known is not None:
-            return known
+        cached = self._referred.get(reference)
+        if cached is not None:
+            return cached
         path = f"/subjects/{_escaped(reference.subject)}/versions/{reference.version}"
         answer = self._transport.send("GET", path)
         if answer.is_not_found:
@@ -516,12 +516,12 @@ class SchemaRegistryClient:
 
     def _incompatible(self, subject: str, schema_text: str, answer: Answer) -> RegistryError:
         try:
-            level, found = self._own_findings(subject, schema_text)
+            level, findings = self._own_findings(subject, schema_text)
             messages = _messages(self._ask_compatibility(subject, schema_text))
         except RegistryError:  # the registry's refusal is known, and must not be replaced by a second error
-            level, found, messages = None, (), ()
+            level, findings, messages = None, (), ()
         return compatibility.incompatible(
-            subject, level=level, found=found, said=next(iter(messages), answer.said), url=answer.url
+            subject, level=level, found=findings, said=next(iter(messages), answer.said), url=answer.url
         )
 
     def _own_findings(
@@ -605,7 +605,7 @@ def open_registry(
         ConfigError: A URL is invalid.
     """
     urls = _BETWEEN_URLS.split(url.strip()) if isinstance(url, str) else list(url)
-    if not any(one.startswith(_MEMORY) for one in urls):
+    if not any(address.startswith(_MEMORY) for address in urls):
         return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry, stop=stop)
     if len(urls) > 1:
         raise ConfigError("A memory:// registry cannot be combined with another address.", key="url")

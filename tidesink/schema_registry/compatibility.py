@@ -101,13 +101,13 @@ def incompatibilities(
     directions = _DIRECTIONS[level.removesuffix(TRANSITIVE)]
     compared = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]
     new = parse_avro(new_text)
-    found: dict[Incompatibility, None] = {}
+    problems: dict[Incompatibility, None] = {}
     for old in map(parse_avro, compared):
         for direction in directions:
             reader, writer = (new, old) if direction == "reads old" else (old, new)
             resolution = _Resolution(reader.names, writer.names, new_reads=direction == "reads old")
-            found.update(dict.fromkeys(resolution.problems(reader.root, writer.root, "")))
-    return tuple(found)
+            problems.update(dict.fromkeys(resolution.problems(reader.root, writer.root, "")))
+    return tuple(problems)
 
 
 def _marked(node: Node) -> Node:
@@ -118,13 +118,13 @@ def _marked(node: Node) -> Node:
         return [_marked(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {k: _marked(v) if k in {"type", "items", "values", "fields"} else v for k, v in node.items()}
-    if kept.get("type") in ("record", "error") and "fields" not in kept:
+    marked = {k: _marked(v) if k in {"type", "items", "values", "fields"} else v for k, v in node.items()}
+    if marked.get("type") in ("record", "error") and "fields" not in marked:
         raise KeyError("fields")  # fastavro would accept it as a record without fields
-    if "default" in kept:
-        del kept["default"]
-        kept[_HAS_DEFAULT] = True
-    return kept
+    if "default" in marked:
+        del marked["default"]
+        marked[_HAS_DEFAULT] = True
+    return marked
 
 
 class _Resolution:
@@ -266,8 +266,8 @@ def _field_names(field: Node) -> tuple[str, ...]:
 
 def _same_values(kind: str, reader: Node, writer: Node) -> bool:
     if kind == "enum":
-        gone = set(writer["symbols"]) - set(reader["symbols"])
-        return _same_name(reader, writer) and (not gone or _HAS_DEFAULT in reader)
+        removed = set(writer["symbols"]) - set(reader["symbols"])
+        return _same_name(reader, writer) and (not removed or _HAS_DEFAULT in reader)
     if kind == "fixed":
         return _same_name(reader, writer) and bool(reader["size"] == writer["size"])
     return True
@@ -392,9 +392,9 @@ def _note(old: SchemaField, new: SchemaField) -> str:
     return ""
 
 
-def _with_problems(rows: list[FieldChange], found: Sequence[Incompatibility]) -> Iterator[FieldChange]:
+def _with_problems(rows: list[FieldChange], reasons: Sequence[Incompatibility]) -> Iterator[FieldChange]:
     problems: dict[str, list[str]] = {}
-    for item in found:
+    for item in reasons:
         problems.setdefault(item.field or ROOT, []).append(item.problem)
     for row in rows:
         yield row._replace(problem="; ".join(problems.pop(row.path, ())))
@@ -573,22 +573,22 @@ def verdict(
     ruling = level or registry.compatibility_level(subject)
     held = registry.lookup(subject, schema_text) if history else None
     texts = [item.schema_text for item in history]
-    found = () if held else incompatibilities(ruling, schema_text, texts)
+    findings = () if held else incompatibilities(ruling, schema_text, texts)
     asked = registry.check_compatibility(subject, schema_text) if live and history and not held else None
     latest = history[-1] if history else None
-    own = not found
+    own = not findings
     live_word = asked.compatible if asked else (own if live else None)
     return Verdict(
         subject=subject,
         level=ruling,
         status=_status(bool(history), held is not None, own if live_word is None else live_word),
         schema_text=schema_text,
-        fields=compared(latest.schema_text if latest else None, schema_text, found),
+        fields=compared(latest.schema_text if latest else None, schema_text, findings),
         own=own,
         live=live_word,
         # If a registry reports no reason (Apicurio), the client reports the reasons that tidesink's rules
         # found.
-        messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, found)),
+        messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, findings)),
         latest=latest,
         held=held,
         levels=levels_that_take(schema_text, texts),
@@ -617,12 +617,12 @@ def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[Compatibi
     return tuple(taking)
 
 
-def _status(known: bool, held: bool, taken: bool) -> Status:
+def _status(has_history: bool, held: bool, taken: bool) -> Status:
     if held:
         return "registered"
     if not taken:
         return "incompatible"
-    return "compatible" if known else "new subject"
+    return "compatible" if has_history else "new subject"
 
 
 def _place(schema: RegisteredSchema | None) -> dict[str, int | None] | None:

@@ -84,14 +84,14 @@ class TopicRule:
         Raises:
             ConfigError: TiCDC would refuse the rule, or Kafka the topic.
         """
-        found = _EXPRESSION.fullmatch(text)
-        if found is None or not text:
+        match = _EXPRESSION.fullmatch(text)
+        if match is None or not text:
             raise ConfigError(
                 f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the "
                 "name of a topic. The placeholders must be in that order, and other text must be of A-Z "
                 "a-z 0-9 . _ -"
             )
-        parts = found.groupdict()
+        parts = match.groupdict()
         rule = cls(
             text=text,
             prefix=parts["prefix"],
@@ -146,9 +146,9 @@ class TopicRule:
         body = topic[len(self.prefix) : len(topic) - len(self.suffix)]
         width = len(self.middle)
         return tuple(
-            TableId(body[:at], body[at + width :])
-            for at in range(1, len(body) - width)
-            if body.startswith(self.middle, at)
+            TableId(body[:position], body[position + width :])
+            for position in range(1, len(body) - width)
+            if body.startswith(self.middle, position)
         )
 
     def table_of(self, topic: str, known_tables: Iterable[TableId] = ()) -> TableId:
@@ -157,15 +157,15 @@ class TopicRule:
         Raises:
             ConfigError: No table, or more than one table, could have the topic.
         """
-        known = [table for table in dict.fromkeys(known_tables) if self.topic_for(table) == topic]
-        if len(known) > 1:
-            raise ConfigError(self._shared(topic, known))
-        if known:
-            return known[0]
-        found = self.candidates(topic)
-        if len(found) == 1 and len(topic) < MAX_TOPIC_LENGTH:
-            return found[0]
-        raise ConfigError(f"{self._why_unknown(topic, found)}. List the table in `tables:`.")
+        tables = [table for table in dict.fromkeys(known_tables) if self.topic_for(table) == topic]
+        if len(tables) > 1:
+            raise ConfigError(self._shared(topic, tables))
+        if tables:
+            return tables[0]
+        candidates = self.candidates(topic)
+        if len(candidates) == 1 and len(topic) < MAX_TOPIC_LENGTH:
+            return candidates[0]
+        raise ConfigError(f"{self._why_unknown(topic, candidates)}. List the table in `tables:`.")
 
     def _shared(self, topic: str, tables: list[TableId]) -> str:
         names = " and ".join(str(table) for table in tables)
@@ -175,7 +175,7 @@ class TopicRule:
             )
         return f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}"
 
-    def _why_unknown(self, topic: str, found: tuple[TableId, ...]) -> str:
+    def _why_unknown(self, topic: str, candidates: tuple[TableId, ...]) -> str:
         if not self.matches(topic):
             return f"Topic {topic!r} does not match the topic rule {self.text!r}"
         if not self.names_tables:
@@ -185,9 +185,9 @@ class TopicRule:
                 f"The name of topic {topic!r} was cut at {MAX_TOPIC_LENGTH} characters, so its table is "
                 f"not known"
             )
-        shown = ", ".join(str(table) for table in found[:3]) + (", …" if found[3:] else "")
+        shown = ", ".join(str(table) for table in candidates[:3]) + (", …" if candidates[3:] else "")
         return (
-            f"By the topic rule {self.text!r}, topic {topic!r} could belong to any of {len(found)} "
+            f"By the topic rule {self.text!r}, topic {topic!r} could belong to any of {len(candidates)} "
             f"tables ({shown})"
         )
 

@@ -49,20 +49,20 @@ class ReferringSchema(NamedTuple):
     references: tuple[Reference, ...] = ()
 
 
-def references_of(found: object) -> tuple[Reference, ...]:
+def references_of(answer: object) -> tuple[Reference, ...]:
     """Parse the references in a registry's answer.
 
     Raises:
         UnusableSchemaError: An entry does not have the form of a reference.
     """
-    if not found:
+    if not answer:
         return ()
-    items = found if isinstance(found, list) else [None]
+    items = answer if isinstance(answer, list) else [None]
     references = []
-    for one in items:
+    for item in items:
         values: tuple[Any, ...] = ()
-        if isinstance(one, dict):
-            values = tuple(one.get(name) for name in Reference._fields)
+        if isinstance(item, dict):
+            values = tuple(item.get(name) for name in Reference._fields)
         if [type(value) for value in values] != [str, str, int]:
             raise _fault("the references do not have a name, subject and version, as in Confluent's API")
         references.append(Reference(*values))
@@ -90,22 +90,22 @@ def _collect(
     look_up: Callable[[Reference], ReferringSchema],
     definitions: dict[str, Json],
     path: Sequence[Reference],
-    known: set[tuple[str, int]],
+    seen: set[tuple[str, int]],
 ) -> None:
     """Read all referenced schemas, and add their named types to ``definitions`` by full name."""
-    for one in schema.references:
-        place = one.subject, one.version
-        if any(place == (before.subject, before.version) for before in path):
-            circle = " -> ".join(str(before) for before in (*path, one))
+    for reference in schema.references:
+        key = reference.subject, reference.version
+        if any(key == (before.subject, before.version) for before in path):
+            circle = " -> ".join(str(before) for before in (*path, reference))
             raise _fault(f"the references form a cycle, {circle}")
-        if place in known:
+        if key in seen:
             continue
-        known.add(place)
-        if len(known) > _MOST_REFERENCES:
+        seen.add(key)
+        if len(seen) > _MOST_REFERENCES:
             raise _fault(f"there are more than {_MOST_REFERENCES} references")
-        found = look_up(one)
-        _collect(found, look_up, definitions, (*path, one), known)
-        _define(_parsed(found.text, str(one)), "", definitions)
+        referred = look_up(reference)
+        _collect(referred, look_up, definitions, (*path, reference), seen)
+        _define(_parsed(referred.text, str(reference)), "", definitions)
 
 
 def _parsed(text: str, what: str) -> Json:
@@ -168,16 +168,16 @@ class _Inlining:
         kind = schema.get("type")
         if kind in _NAMED:
             return self._definition(schema, namespace)
-        found = dict(schema)
+        inlined = dict(schema)
         if isinstance(kind, dict | list) or (isinstance(kind, str) and kind not in _PRIMITIVES):
-            found["type"] = self.of(kind, namespace)
-        if isinstance(kind, str) and isinstance(found["type"], dict):
+            inlined["type"] = self.of(kind, namespace)
+        if isinstance(kind, str) and isinstance(inlined["type"], dict):
             # The definition replaces the name of its type. Attributes such as connect.default are kept.
-            return found["type"] | {name: one for name, one in schema.items() if name != "type"}
+            return inlined["type"] | {name: value for name, value in schema.items() if name != "type"}
         for member in ("items", "values"):
-            if member in found:
-                found[member] = self.of(found[member], namespace)
-        return found
+            if member in inlined:
+                inlined[member] = self.of(inlined[member], namespace)
+        return inlined
 
     def _definition(self, schema: dict[str, Json], namespace: str) -> Json:
         name = _full_name(schema, namespace)
@@ -188,8 +188,8 @@ class _Inlining:
             return schema
         inside = name.rpartition(".")[0]
         fields = [
-            {**one, "type": self.of(one.get("type"), inside)} if isinstance(one, dict) else one
-            for one in schema.get("fields") or ()
+            {**field, "type": self.of(field.get("type"), inside)} if isinstance(field, dict) else field
+            for field in schema.get("fields") or ()
         ]
         return {**schema, "fields": fields}
 
@@ -199,11 +199,11 @@ class _Inlining:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         # A name without a dot may also have no namespace, because older libraries wrote such names inside
         # namespaces.
-        for one in (full, name):
-            if one in self._defined:
-                return one
-            if one in self._definitions:
-                return self._definition(self._definitions[one], "")
+        for candidate in (full, name):
+            if candidate in self._defined:
+                return candidate
+            if candidate in self._definitions:
+                return self._definition(self._definitions[candidate], "")
         raise _fault(f"the schema uses the type {name}, which neither it nor a referenced schema defines")
 
 

@@ -637,8 +637,8 @@ class Transport:
             response = self._request(endpoint, method, path, body)
         answer = _answer(response, endpoint)
         if answer.status in {408, 429} or answer.status >= 500:
-            said = f" ({answer.excerpt})" if answer.excerpt else ""
-            return _Failure(endpoint.url, f"HTTP {answer.status}{said}", retry_after_of(response))
+            detail = f" ({answer.excerpt})" if answer.excerpt else ""
+            return _Failure(endpoint.url, f"HTTP {answer.status}{detail}", retry_after_of(response))
         return answer
 
     def _request(

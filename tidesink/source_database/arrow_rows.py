@@ -52,7 +52,7 @@ def _selected_type(column_type: ColumnType) -> pa.DataType:
 
 def _arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
     """Convert a driver's values of a column to an Arrow array. ``read`` converts one value."""
-    plain = values if read is None else (None if one is None else read(one) for one in values)
+    plain = values if read is None else (None if value is None else read(value) for value in values)
     return pa.array(plain, _selected_type(column_type))
 
 
@@ -66,9 +66,9 @@ def batches_of_rows(
     """Yields the rows of a query as Arrow arrays, one per column, about ``rows`` rows at a time, with any
     driver.
     """
-    readers = [value_reader(one) for one in types]
-    found = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
-    for part in found.partitions(rows):
+    readers = [value_reader(column_type) for column_type in types]
+    result = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
+    for part in result.partitions(rows):
         columns = zip(zip(*part, strict=True), types, readers, strict=True)
         yield [_arrow_of(*column) for column in columns]
 
@@ -90,7 +90,7 @@ def batches_of_packets(
     values: Any = compiled.params
     if compiled.positional:  # in some versions of SQLAlchemy
         values = [values[name] for name in compiled.positiontup or ()]
-    readers = [value_reader(one) for one in types]
+    readers = [value_reader(column_type) for column_type in types]
     whole = False
     try:
         # Not executed with SQLAlchemy, which would fetch the first row.
@@ -159,18 +159,18 @@ class _Packets:
     ends: list[int] = field(default_factory=list)
 
     def batches(self, columns: int) -> Iterator[list[pa.Array]]:
-        at, ended = 0, False
+        position, ended = 0, False
         while not ended:
             self._add(self.incoming.read1, _READ_BYTES)
-            at, ended = self._walk(at)
-            if at >= BATCH_BYTES or ended:
+            position, ended = self._walk(position)
+            if position >= BATCH_BYTES or ended:
                 if self.starts:
-                    starts, ends = (np.array(one, np.int64) for one in (self.starts, self.ends))
+                    starts, ends = (np.array(positions, np.int64) for positions in (self.starts, self.ends))
                     yield columns_of(bytes(self.data), starts, ends, columns)
-                del self.data[:at]
-                at, self.starts, self.ends = 0, [], []
+                del self.data[:position]
+                position, self.starts, self.ends = 0, [], []
 
-    def _walk(self, at: int) -> tuple[int, bool]:
+    def _walk(self, position: int) -> tuple[int, bool]:
         """Find the complete packets in ``data`` from a position on.
 
         Returns the end of the last complete packet, and True if it was the last packet of the result.
@@ -179,9 +179,9 @@ class _Packets:
             pymysql.err.Error: The server sent an error packet.
         """
         data, starts, ends = self.data, self.starts, self.ends
-        while at + _HEADER <= len(data):
-            start = at + _HEADER
-            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+        while position + _HEADER <= len(data):
+            start = position + _HEADER
+            length = data[position] | data[position + 1] << 8 | data[position + 2] << 16
             end = start + length
             if length == _LONGEST:
                 end = self._joined(end)
@@ -193,8 +193,8 @@ class _Packets:
                 _refuse(bytes(data[start:end]))
             starts.append(start)
             ends.append(end)
-            at = end
-        return at, False
+            position = end
+        return position, False
 
     def _joined(self, end: int) -> int:
         """Join the packets of one long row whose first packet ends at ``end``.
@@ -240,13 +240,13 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
     # The start and the end of each value, row by row, and finally the end of the last row.
     flat = np.empty(2 * columns * len(starts) + 1, np.int32)
     edges, flat[-1] = flat[:-1].reshape(len(starts), columns, 2), ends[-1]
-    nulls, at = [], starts
+    nulls, positions = [], starts
     for number in range(columns):
-        begin, size, null = _lengths(places, np.clip(at, 0, len(data)))
-        at = begin + size
-        edges[:, number, 0], edges[:, number, 1] = begin, at
+        begin, size, null = _lengths(places, np.clip(positions, 0, len(data)))
+        positions = begin + size
+        edges[:, number, 0], edges[:, number, 1] = begin, positions
         nulls.append(null)
-    if not np.array_equal(at, ends):
+    if not np.array_equal(positions, ends):
         from pymysql.err import InternalError
 
         raise InternalError("The server's packets are not rows with the requested columns")

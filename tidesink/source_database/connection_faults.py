@@ -265,19 +265,21 @@ def postgres_fault(error: BaseException) -> ConnectionFault:
     The fault's text contains no row values. libpq's hints are left out.
     """
     text = str(error).partition("Multiple connection attempts failed")[0]
-    lines = [_ATTEMPT.split(one)[-1].strip() for one in text.splitlines() if not one.startswith("\t")]
-    tried = [one.removeprefix("connection failed: ") for one in lines if one]
+    lines = [_ATTEMPT.split(entry)[-1].strip() for entry in text.splitlines() if not entry.startswith("\t")]
+    tried = [entry.removeprefix("connection failed: ") for entry in lines if entry]
     for pattern, code in _LIBPQ:
-        line = next((one for one in tried if pattern.search(one)), None)
+        line = next((attempt for attempt in tried if pattern.search(attempt)), None)
         if line is not None:
             return ConnectionFault(code, _words(line))
-    return ConnectionFault("other", next((_words(one) for one in reversed(tried) if _words(one)), ""))
+    return ConnectionFault(
+        "other", next((_words(attempt) for attempt in reversed(tried) if _words(attempt)), "")
+    )
 
 
 def _words(line: str) -> str:
     """Returns the server's message in a line, or an empty text if the line is libpq's own."""
-    said = _OF_SERVER.match(line)
-    return said[1] if said else ""
+    match = _OF_SERVER.match(line)
+    return match[1] if match else ""
 
 
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})

@@ -128,13 +128,13 @@ def begin_at_position(connection: Connection, *, since: int) -> int:
         ConfigError: The database has no timestamps that can be compared with a commit_ts.
         SourceUnavailableError: The transaction's commit_ts is before ``since``.
     """
-    found = dialect_of(connection).begin_at_position(connection)
-    if found < since:
+    read_ts = dialect_of(connection).begin_at_position(connection)
+    if read_ts < since:
         raise SourceUnavailableError(
-            f"The source database reads as of commit_ts {found}, but {since} or later is needed. Read from "
+            f"The source database reads as of commit_ts {read_ts}, but {since} or later is needed. Read from "
             "the cluster whose changefeed writes the topic."
         )
-    return found
+    return read_ts
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
@@ -165,10 +165,10 @@ def stored_tables(connection: Connection) -> tuple[TableId, ...]:
     import sqlalchemy as sa
 
     names = ("table_schema", "table_name", "table_type")
-    at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
-    query = sa.select(at.table_schema, at.table_name).where(at.table_type == "BASE TABLE")
-    found = (tuple(map(plain, row)) for row in connection.execute(query))
-    return tuple(TableId(*row) for row in found if row[0].lower() not in _OWN_SCHEMAS)
+    columns = sa.table("tables", *map(sa.column, names), schema="information_schema").c
+    query = sa.select(columns.table_schema, columns.table_name).where(columns.table_type == "BASE TABLE")
+    rows = (tuple(map(plain, row)) for row in connection.execute(query))
+    return tuple(TableId(*row) for row in rows if row[0].lower() not in _OWN_SCHEMAS)
 
 
 def is_of_value(error: BaseException | None) -> bool:
@@ -215,8 +215,8 @@ def _fault_of(cause: BaseException | None) -> ConnectionFault | None:
     if cause is not None and driver == "psycopg" and getattr(cause, "sqlstate", None) is None:
         return postgres_fault(cause)
     if cause is not None and driver == "pymysql":
-        found = mysql_fault(cause)
-        return found if found.is_known and found.code != "closed" else None
+        fault = mysql_fault(cause)
+        return fault if fault.is_known and fault.code != "closed" else None
     return None
 
 

@@ -112,12 +112,12 @@ def _comparisons(text: str, tree: Any) -> Iterator[Bound]:
 
 
 def _comparison(text: str, kind: Comparison, left: Any, right: Any) -> Bound:
-    for column, literal, found in (
+    for column, literal, comparison in (
         (_column(left), _literal(right), kind),
         (_column(right), _literal(left), _MIRRORED[kind]),
     ):
         if column is not None and literal is not None:
-            return Bound(column, found, literal)
+            return Bound(column, comparison, literal)
     raise _refused(text, "contains a comparison that is not between a column and a literal")
 
 
@@ -149,7 +149,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
     """
     fold = folding(stored.key)
     names, types = {fold(name): name for name in stored.key}, stored.key_types
-    found = []
+    checked = []
     for bound in bounds:
         name = names.get(fold(bound.column))
         if name is None:
@@ -159,8 +159,8 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
                 key=OPTION,
             )
         text = _text(bound, types[name])
-        found.append(Bound(name, bound.comparison, text))
-    return tuple(found)
+        checked.append(Bound(name, bound.comparison, text))
+    return tuple(checked)
 
 
 def _text(bound: Bound, kind: ColumnType) -> str:
@@ -219,8 +219,8 @@ def _scale(kind: ColumnType) -> int | None:
     """
     if row_of(kind).reader == "decimal":
         return kind.scale or 0
-    found = _NUMERIC.fullmatch(kind.sql or "")
-    return int(found[2]) if found is not None else None
+    match = _NUMERIC.fullmatch(kind.sql or "")
+    return int(match[2]) if match is not None else None
 
 
 def _number(text: str, scale: int) -> str:
@@ -232,14 +232,14 @@ def _number(text: str, scale: int) -> str:
 
 def _moment(text: str, reader: str) -> str:
     fraction = text.partition(".")[2]
-    found = datetime.fromisoformat(text)
+    moment = datetime.fromisoformat(text)
     if (
-        found.tzinfo is not None
+        moment.tzinfo is not None
         or len(fraction) > 6
-        or (reader == "timestamp" and not _FIRST <= found <= _LAST)
+        or (reader == "timestamp" and not _FIRST <= moment <= _LAST)
     ):
         raise ValueError(text)
-    return found.isoformat(sep=" ")
+    return moment.isoformat(sep=" ")
 
 
 def _time(text: str) -> str:
@@ -253,9 +253,9 @@ def seconds_of(text: str) -> Decimal:
 
     It may be negative, or longer than a day.
     """
-    found = _TIME.fullmatch(text)
-    assert found is not None  # noqa: S101  (checked before)
-    sign, hours, minutes, seconds, fraction = found.groups()
+    match = _TIME.fullmatch(text)
+    assert match is not None  # noqa: S101  (checked before)
+    sign, hours, minutes, seconds, fraction = match.groups()
     whole = timedelta(hours=int(hours), minutes=int(minutes), seconds=int(seconds))
     value = Decimal(int(whole.total_seconds())) + Decimal(fraction or 0)
     return -value if sign else value
@@ -271,15 +271,15 @@ def within(
     import sqlalchemy as sa
 
     compared = (
-        one.of(
-            dialect.compared(one.column, types[one.column]),
-            dialect.parameter_of(dialect.key_text(one.text, types[one.column]), types[one.column]),
+        bound.of(
+            dialect.compared(bound.column, types[bound.column]),
+            dialect.parameter_of(dialect.key_text(bound.text, types[bound.column]), types[bound.column]),
         )
-        for one in bounds
+        for bound in bounds
     )
     return sa.and_(sa.true(), *compared)
 
 
-def from_lists(found: Iterable[Sequence[str]]) -> tuple[Bound, ...]:
+def from_lists(lists: Iterable[Sequence[str]]) -> tuple[Bound, ...]:
     """Restore bounds from lists of column, comparison and text."""
-    return tuple(Bound(column, cast(Comparison, kind), text) for column, kind, text in found)
+    return tuple(Bound(column, cast(Comparison, kind), text) for column, kind, text in lists)

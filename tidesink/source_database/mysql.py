@@ -216,9 +216,9 @@ def _replicates(connection: Connection) -> bool:
             if code_of(error) not in (*_UNKNOWN_STATEMENT, *_NOT_ALLOWED):
                 raise
         else:
-            found = [{name.lower(): plain(value) for name, value in row.items()} for row in rows]
+            statuses = [{name.lower(): plain(value) for name, value in row.items()} for row in rows]
             channels = [
-                row for row in found if not row.get("channel_name", "").startswith("group_replication_")
+                row for row in statuses if not row.get("channel_name", "").startswith("group_replication_")
             ]
             if any(map(_runs, channels)):
                 return True
@@ -254,8 +254,8 @@ def _counted(connection: Connection, *names: str) -> int:
     Missing counters are 0. It needs no privilege.
     """
     listed = ", ".join(f"'{name}'" for name in names)
-    found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
-    return sum(int(plain(row[1])) for row in found.all())
+    counters = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
+    return sum(int(plain(row[1])) for row in counters.all())
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
@@ -268,12 +268,12 @@ def open_transactions(connection: Connection) -> frozenset[str]:
     Raises:
         ConfigError: The user may not list XA transactions, but sessions used XA since the server's start.
     """
-    found = _prepared(connection)
-    if found is None and _counted(connection, *_XA_COUNTERS):
+    prepared = _prepared(connection)
+    if prepared is None and _counted(connection, *_XA_COUNTERS):
         raise ConfigError(_HIDDEN_XA, key="source.database")
-    if found is None and (reason := _uncounted(connection)):
+    if prepared is None and (reason := _uncounted(connection)):
         _warn(connection, f"{reason}. {_GRANT}")
-    return found or frozenset()
+    return prepared or frozenset()
 
 
 def _prepared(connection: Connection) -> frozenset[str] | None:
@@ -284,14 +284,14 @@ def _prepared(connection: Connection) -> frozenset[str] | None:
         return frozenset()
     form = "FORMAT='SQL'" if getattr(connection.dialect, "is_mariadb", False) else "CONVERT XID"
     try:
-        found = connection.exec_driver_sql(f"XA RECOVER {form}").all()
+        rows = connection.exec_driver_sql(f"XA RECOVER {form}").all()
     except DBAPIError as error:
         if code_of(error) in _NOT_ALLOWED:
             return None
         if code_of(error) not in _UNKNOWN_STATEMENT:
             raise
         return frozenset()
-    return frozenset(" ".join(map(plain, row)) for row in found)
+    return frozenset(" ".join(map(plain, row)) for row in rows)
 
 
 def _uncounted(connection: Connection) -> str:
@@ -341,10 +341,14 @@ def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> 
     """
     import sqlalchemy as sa
 
-    at = sa.table(
+    columns = sa.table(
         "tables", *map(sa.column, ("engine", "table_schema", "table_name")), schema="information_schema"
     ).c
-    engine = sa.select(at.engine).where(at.table_schema == table.schema).where(at.table_name == table.name)
+    engine = (
+        sa.select(columns.engine)
+        .where(columns.table_schema == table.schema)
+        .where(columns.table_name == table.name)
+    )
     if plain(connection.execute(engine).scalar()).lower() not in _TRANSACTIONAL:
         return None
     count = query.with_only_columns(sa.func.count(), maintain_column_froms=True)
@@ -379,7 +383,7 @@ def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnTy
 
     Empty if the table does not exist.
     """
-    return {one.name: one.type for one in _columns(connection, table) if not one.virtual}
+    return {column.name: column.type for column in _columns(connection, table) if not column.virtual}
 
 
 def _columns(connection: Connection, table: TableId) -> list[Column]:
@@ -387,9 +391,9 @@ def _columns(connection: Connection, table: TableId) -> list[Column]:
 
     asked = ("column_name", "column_type", "extra", "is_nullable")
     places = ("table_schema", "table_name", "ordinal_position")
-    at = sa.table("columns", *map(sa.column, (*asked, *places)), schema="information_schema").c
-    query = sa.select(*(at[name] for name in asked)).order_by(at.ordinal_position)
-    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    columns = sa.table("columns", *map(sa.column, (*asked, *places)), schema="information_schema").c
+    query = sa.select(*(columns[name] for name in asked)).order_by(columns.ordinal_position)
+    query = query.where(columns.table_schema == table.schema).where(columns.table_name == table.name)
     return [
         Column(
             plain(name),
@@ -407,12 +411,12 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     if not columns:
         return None
     types, virtual = (
-        {one.name: one.type for one in columns if one.virtual is kind} for kind in (False, True)
+        {column.name: column.type for column in columns if column.virtual is kind} for kind in (False, True)
     )
-    required = frozenset(one.name for one in columns if not one.nullable)
+    required = frozenset(column.name for column in columns if not column.nullable)
     keys = _keys(connection, table)
     constants = {} if _PRIMARY in keys else row_key_constants(connection, table)
-    row_key = {one.name: one.type for one in ROW_KEY_COLUMNS} if constants else {}
+    row_key = {column.name: column.type for column in ROW_KEY_COLUMNS} if constants else {}
     key = keys.get(_PRIMARY) or next(iter(keys.values()), (ROW_ID,) if constants else ())
     return StoredTable(
         types,
@@ -438,14 +442,14 @@ def uses_xa(connection: Connection) -> bool:
         return False
     if _counted(connection, *_XA_COUNTERS):
         return True
-    found = _prepared(connection)
-    if found is None and (reason := _uncounted(connection)):
+    prepared = _prepared(connection)
+    if prepared is None and (reason := _uncounted(connection)):
         raise ConfigError(
             f"{reason}. A cut could contain only a part of such a transaction. {_GRANT}, which allows cuts "
             "again if no XA transaction is open. Otherwise remove cuts from the config.",
             key="source.database",
         )
-    return bool(found)
+    return bool(prepared)
 
 
 def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
@@ -453,15 +457,15 @@ def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
     import sqlalchemy as sa
 
     names = ("column_name", "column_type", "collation_name")
-    at = sa.table(
+    columns = sa.table(
         "columns", *map(sa.column, (*names, "table_schema", "table_name")), schema="information_schema"
     ).c
-    query = sa.select(*(at[name] for name in names))
-    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
-    found = {
+    query = sa.select(*(columns[name] for name in names))
+    query = query.where(columns.table_schema == table.schema).where(columns.table_name == table.name)
+    definitions = {
         plain(name): (plain(sql), plain(collation)) for name, sql, collation in connection.execute(query)
     }
-    return order_digest([(name, *found.get(name, ())) for name in key])
+    return order_digest([(name, *definitions.get(name, ())) for name in key])
 
 
 def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:
@@ -481,12 +485,12 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
         since = int(float(plain(now))) << LOGICAL_BITS
     name = connection.dialect.identifier_preparer.format_table(table_of(table))
     try:
-        found = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()
+        row = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()
     except DBAPIError as error:
         if code_of(error) in NO_TABLE:
             return None
         raise
-    return (plain(found[1]), since) if found._fields[0].lower() == "table" else None
+    return (plain(row[1]), since) if row._fields[0].lower() == "table" else None
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
@@ -501,18 +505,18 @@ def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, st
 
     asked = ("tidb_table_id", "tidb_pk_type", "create_options")
     names = (*asked, "table_schema", "table_name")
-    at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
-    query = sa.select(*(at[name] for name in asked))
-    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    columns = sa.table("tables", *map(sa.column, names), schema="information_schema").c
+    query = sa.select(*(columns[name] for name in asked))
+    query = query.where(columns.table_schema == table.schema).where(columns.table_name == table.name)
     try:
-        found = connection.execute(query).one_or_none()
+        row = connection.execute(query).one_or_none()
     except DBAPIError as error:
         if code_of(error) not in NO_COLUMN:
             raise
         return {}  # not TiDB
-    if found is None or plain(found[1]) != "NONCLUSTERED" or "partitioned" in plain(found[2]).lower():
+    if row is None or plain(row[1]) != "NONCLUSTERED" or "partitioned" in plain(row[2]).lower():
         return {}
-    return {TABLE_ID: str(int(found[0]))}
+    return {TABLE_ID: str(int(row[0]))}
 
 
 def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
@@ -522,9 +526,9 @@ def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
     names = ("index_name", "non_unique", "column_name", "nullable", "seq_in_index", "sub_part")
     places = ("table_schema", "table_name")
     indexes = sa.table("statistics", *map(sa.column, (*names, *places)), schema="information_schema")
-    at = indexes.c
-    query = sa.select(*(at[name] for name in names)).order_by(at.index_name, at.seq_in_index)
-    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    catalog = indexes.c
+    query = sa.select(*(catalog[name] for name in names)).order_by(catalog.index_name, catalog.seq_in_index)
+    query = query.where(catalog.table_schema == table.schema).where(catalog.table_name == table.name)
     keys: dict[str, list[str]] = {}
     unusable = set()
     for index, non_unique, column, nullable, _, part in connection.execute(query):
@@ -540,9 +544,9 @@ def _size(connection: Connection, table: TableId) -> tuple[int, int]:
     import sqlalchemy as sa
 
     names = ("table_rows", "data_length", "table_schema", "table_name")
-    at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
-    query = sa.select(at.table_rows, at.data_length)
-    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    columns = sa.table("tables", *map(sa.column, names), schema="information_schema").c
+    query = sa.select(columns.table_rows, columns.data_length)
+    query = query.where(columns.table_schema == table.schema).where(columns.table_name == table.name)
     rows, size = connection.execute(query).one()
     return int(rows or 0), int(size or 0)
 

@@ -207,31 +207,31 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     import sqlalchemy as sa
 
     named = {"schema": table.schema, "name": table.name}
-    found = connection.execute(sa.text(_TABLE), named).first()
-    if found is None:
+    table_row = connection.execute(sa.text(_TABLE), named).first()
+    if table_row is None:
         return None
-    oid, sort, has_children, sends_rows = found
+    oid, sort, has_children, sends_rows = table_row
     if plain(sort) == "r" and _is_true(has_children):
         raise ConfigError(_CHILDREN, table=str(table))
-    place = {"oid": plain(oid)}
-    columns = [_column(row) for row in connection.execute(sa.text(_COLUMNS), place)]
+    parameters = {"oid": plain(oid)}
+    columns = [_column(row) for row in connection.execute(sa.text(_COLUMNS), parameters)]
     types, generated = (
-        {one.name: one.type for one in columns if one.generated is kind} for kind in (False, True)
+        {column.name: column.type for column in columns if column.generated is kind} for kind in (False, True)
     )
-    required = frozenset(one.name for one in columns if one.required)
-    key = _key(connection, place)
+    required = frozenset(column.name for column in columns if column.required)
+    key = _key(connection, parameters)
     order = key_orders(connection, plain(oid))
     return StoredTable(
         types,
         key,
         _rows(connection, table),
-        int(plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
+        int(plain(connection.execute(sa.text(_BYTES), parameters).scalar_one())),
         required=required,
         generated=generated,
         order=order_digest([(name, order[name]) for name in key]),
-        identity=_identity(connection, place),
+        identity=_identity(connection, parameters),
         sends_rows=_is_true(sends_rows),
-        primary=frozenset(plain(name) for (name,) in connection.execute(sa.text(_PRIMARY), place)),
+        primary=frozenset(plain(name) for (name,) in connection.execute(sa.text(_PRIMARY), parameters)),
     )
 
 
@@ -285,15 +285,15 @@ def create_statement(connection: Connection, table: TableId) -> str | None:
     """
     import sqlalchemy as sa
 
-    found = connection.execute(sa.text(_TABLE), {"schema": table.schema, "name": table.name}).first()
-    if found is None:
+    table_row = connection.execute(sa.text(_TABLE), {"schema": table.schema, "name": table.name}).first()
+    if table_row is None:
         return None
-    place = {"oid": plain(found[0])}
+    parameters = {"oid": plain(table_row[0])}
     columns = [
         f"{_quoted_name(plain(row[0]))} {_defined_type(*map(plain, row[2:6]))}{_constraints(row)}"
-        for row in connection.execute(sa.text(_DEFINED), place)
+        for row in connection.execute(sa.text(_DEFINED), parameters)
     ]
-    key = [_quoted_name(plain(name)) for (name,) in connection.execute(sa.text(_PRIMARY), place)]
+    key = [_quoted_name(plain(name)) for (name,) in connection.execute(sa.text(_PRIMARY), parameters)]
     parts = [*columns, f"PRIMARY KEY ({', '.join(key)})"] if key else columns
     return f"CREATE TABLE {_quoted_name(table.schema)}.{_quoted_name(table.name)} ({', '.join(parts)})"
 
@@ -305,14 +305,14 @@ def _quoted_name(name: str) -> str:
 
 def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
     """Returns the type of a column for a CREATE TABLE statement."""
-    found = _type(sql, word, is_enum=kind == "e", is_array=category == "A")
-    if found.name == "array":
+    column_type = _type(sql, word, is_enum=kind == "e", is_array=category == "A")
+    if column_type.name == "array":
         return "text[]"
-    if word in _SIZED and found.name != "other binary":
+    if word in _SIZED and column_type.name != "other binary":
         return sql
     if word in _NAMES or word in _WORDS:
         return _NAMES.get(word, word)
-    return "text" if found.name == "other text" else "bytea"
+    return "text" if column_type.name == "other text" else "bytea"
 
 
 def _constraints(row: Sequence[Any]) -> str:
@@ -347,7 +347,7 @@ def _column(row: Sequence[Any]) -> _Column:
     return _Column(plain(name), column_type, _is_true(required), _is_true(generated))
 
 
-def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
+def _key(connection: Connection, parameters: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the columns of the primary key, or else of the first unique index whose columns are
     NOT NULL.
     """
@@ -355,11 +355,11 @@ def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
 
     import sqlalchemy as sa
 
-    found = connection.execute(sa.text(_KEYS), place).scalar()
-    return tuple(json.loads(plain(found))) if found is not None else ()
+    names = connection.execute(sa.text(_KEYS), parameters).scalar()
+    return tuple(json.loads(plain(names))) if names is not None else ()
 
 
-def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str] | None:
+def _identity(connection: Connection, parameters: Mapping[str, str]) -> frozenset[str] | None:
     """Returns the columns of the replica identity.
 
     Returns None if whole rows are sent, or partitions have their own.
@@ -368,8 +368,8 @@ def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str
 
     import sqlalchemy as sa
 
-    found = connection.execute(sa.text(_IDENTITY), place).scalar()
-    return frozenset(json.loads(plain(found))) if found is not None else None
+    names = connection.execute(sa.text(_IDENTITY), parameters).scalar()
+    return frozenset(json.loads(plain(names))) if names is not None else None
 
 
 def _rows(connection: Connection, table: TableId) -> int:
@@ -543,8 +543,8 @@ def bounded(
     columns = [column_of(name) for name in key]
     values = [parameter_of(text, types[name]) for name, text in zip(key, bound, strict=True)]
     left, right = (columns[0], values[0]) if len(key) == 1 else (sa.tuple_(*columns), sa.tuple_(*values))
-    found: ColumnElement[bool] = left > right if above else left <= right
-    return found
+    condition: ColumnElement[bool] = left > right if above else left <= right
+    return condition
 
 
 def _is_true(value: Any) -> bool:

@@ -239,11 +239,11 @@ def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
         distinct, codes = encoded.dictionary.to_pylist(), encoded.indices
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         distinct, codes = values.to_pylist(), pa.array(np.arange(len(values), dtype=np.int32))
-    found = _scalar_by_scalar(distinct, plan, read)
+    result = _scalar_by_scalar(distinct, plan, read)
     refused = np.zeros(len(distinct), np.bool_)
-    refused[list(found.errors)] = True
-    marks = (refused if found.errors else None, found.zero_dates, found.ambiguous_times)
-    return ColumnResult(found.values.take(codes), *(_at(one, codes) for one in marks))
+    refused[list(result.errors)] = True
+    marks = (refused if result.errors else None, result.zero_dates, result.ambiguous_times)
+    return ColumnResult(result.values.take(codes), *(_at(flags, codes) for flags in marks))
 
 
 def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
@@ -251,29 +251,29 @@ def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
     if flags is None:
         return None
     rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
-    found: Mask = np.append(flags, False)[rows]
-    return found
+    mask: Mask = np.append(flags, False)[rows]
+    return mask
 
 
 def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonResult:
-    found: list[TargetValue] = []
+    converted: list[TargetValue] = []
     errors: dict[int, ValueOutOfRangeError] = {}
     for index, value in enumerate(values):
         try:
-            found.append(None if value is None else read(value))
+            converted.append(None if value is None else read(value))
         except ValueOutOfRangeError as error:
             errors[index] = error
-            found.append(None)
+            converted.append(None)
     zero = np.array(
-        [new is None and old is not None for old, new in zip(values, found, strict=True)], np.bool_
+        [new is None and old is not None for old, new in zip(values, converted, strict=True)], np.bool_
     )
     zero[list(errors)] = False
     twice = np.zeros(0, np.bool_)
     if plan.is_ambiguous is not None:
-        both = zip(values, found, strict=True)
+        both = zip(values, converted, strict=True)
         twice = np.array([new is not None and plan.is_ambiguous(old) for old, new in both], np.bool_)
-    array = _packed(found, plan, errors)
-    return PythonResult(array, errors, *(one if one.any() else None for one in (zero, twice)))
+    array = _packed(converted, plan, errors)
+    return PythonResult(array, errors, *(mask if mask.any() else None for mask in (zero, twice)))
 
 
 _HELD: Final = {kind: frozenset({held}) for kind, held in _PLAIN_TYPES.values()}
@@ -358,9 +358,9 @@ def _cast_of(wire: pa.DataType, target: pa.DataType) -> Cast | None:
 
 
 def _cast_float(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    found = pc.cast(values, target, safe=False)
-    lost = pc.any(pc.and_(pc.is_inf(found), pc.invert(pc.is_inf(values)))).as_py()
-    return None if lost else found
+    floats = pc.cast(values, target, safe=False)
+    lost = pc.any(pc.and_(pc.is_inf(floats), pc.invert(pc.is_inf(values)))).as_py()
+    return None if lost else floats
 
 
 def _decimal_text(values: pa.Array) -> pa.Array:

@@ -88,8 +88,8 @@ class _View(NamedTuple):
         size = int(self.ends[0] - self.starts[0])
         if int(self.ends[-1] - self.starts[0]) == size * len(self.starts) and self._one_size(size):
             table = self.data[self.starts[0] : self.ends[-1]].reshape(-1, size)
-            return [table[:, place] for place in places]
-        return [self.data[self.starts + place] for place in places]
+            return [table[:, position] for position in places]
+        return [self.data[self.starts + position] for position in places]
 
     def _one_size(self, size: int) -> bool:
         return bool((self.ends - self.starts == size).all())
@@ -111,8 +111,8 @@ def _offsets(texts: pa.Array) -> NDArray[np.int32]:
 
 
 def _valid(texts: pa.Array) -> Mask:
-    found: Mask = texts.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = texts.is_valid().to_numpy(zero_copy_only=False)
+    return mask
 
 
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
@@ -168,8 +168,8 @@ def _encoded(texts: pa.Array) -> pa.Array:
     more = np.append(np.int32(0), np.cumsum(data & 0xC0 == 0x80, dtype=np.int32))
     ends = offsets - offsets[0]
     buffers = [None, pa.py_buffer(ends - more[ends]), pa.py_buffer(encoded)]
-    found = pa.Array.from_buffers(pa.binary(), len(texts), buffers)
-    return pc.if_else(texts.is_valid(), found, pa.scalar(None, pa.binary())) if texts.null_count else found
+    array = pa.Array.from_buffers(pa.binary(), len(texts), buffers)
+    return pc.if_else(texts.is_valid(), array, pa.scalar(None, pa.binary())) if texts.null_count else array
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
@@ -208,8 +208,8 @@ def _matching(texts: pa.Array, pattern: str) -> Converted:
 
 def _matches(texts: pa.Array, pattern: str) -> Mask:
     """Returns a mask of the texts that match the whole pattern; False for null."""
-    found = pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
-    usual: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    matches = pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
+    usual: Mask = pc.fill_null(matches, False).to_numpy(zero_copy_only=False)
     return usual
 
 
@@ -263,8 +263,8 @@ def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
     outside = pc.or_(
         pc.less(values, pa.scalar(low, values.type)), pc.greater(values, pa.scalar(high, values.type))
     )
-    found: Mask = pc.fill_null(outside, False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.fill_null(outside, False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
@@ -414,8 +414,8 @@ def _timestamps(zone: tzinfo) -> Convert:
         local = _micros(pc.cast(texts, pa.timestamp("us")))
         left = _outside(local, _FIRST_INSIDE, _END_INSIDE)
         # Times outside, and values under a null, are replaced by a time that the zone can convert.
-        known = pc.fill_null(local if left is None else pc.if_else(pa.array(left), 0, local), 0)
-        instants, twice = utc_micros(known.to_numpy(), zone)
+        inside = pc.fill_null(local if left is None else pc.if_else(pa.array(left), 0, local), 0)
+        instants, twice = utc_micros(inside.to_numpy(), zone)
         if twice is not None:
             left = twice if left is None else left | twice
         nulls = None if not texts.null_count else ~_valid(texts)
@@ -520,7 +520,9 @@ def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros, Mask
         for fold in (0, 1)
     )
     starts = np.union1d(first[0], second[0])
-    offsets, later = (one[1][np.searchsorted(one[0], starts, side="right") - 1] for one in (first, second))
+    offsets, later = (
+        periods[1][np.searchsorted(periods[0], starts, side="right") - 1] for periods in (first, second)
+    )
     changes = np.append(True, (np.diff(offsets) != 0) | (np.diff(later) != 0))
     return starts[changes], offsets[changes], (later < offsets)[changes]
 

@@ -97,71 +97,73 @@ def each_token(sql: str, *, backslash_escapes: bool = True, delimiter: str = _SE
     Raises:
         ConfigError: A part of the text is not a token.
     """
-    at, begins = 0, True
-    while at < len(sql):
-        if sql.startswith("/*", at) and sql.find("*/", at + 2) < 0:
+    position, begins = 0, True
+    while position < len(sql):
+        if sql.startswith("/*", position) and sql.find("*/", position + 2) < 0:
             # Without this check, a search for the end of each of many comments would need quadratic time.
-            raise ConfigError(f"the SQL has a comment that is never closed, at {sql[at : at + 30]!r}")
-        executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
+            raise ConfigError(
+                f"the SQL has a comment that is never closed, at {sql[position : position + 30]!r}"
+            )
+        executable = _EXECUTABLE.match(sql, position) if sql.startswith("/*", position) else None
         if executable is not None:
             if int(executable.group(1) or 0) < _NO_VERSION:
                 inside = executable.group(2)
                 yield from each_token(inside, backslash_escapes=backslash_escapes, delimiter=delimiter)
                 begins = False
-            at = executable.end()
+            position = executable.end()
             continue
-        skipped = _SKIPPED.match(sql, at)
+        skipped = _SKIPPED.match(sql, position)
         if skipped is not None:
-            at = skipped.end()
+            position = skipped.end()
             continue
-        line = _DELIMITER.match(sql, at) if begins else None
+        line = _DELIMITER.match(sql, position) if begins else None
         if line is not None:
-            delimiter, at = line.group(1).strip("'\"`") or _SEMICOLON, line.end()
+            delimiter, position = line.group(1).strip("'\"`") or _SEMICOLON, line.end()
             yield Token("end", line.group())
             continue
-        begins = sql.startswith(delimiter, at)
+        begins = sql.startswith(delimiter, position)
         if begins:
-            at += len(delimiter)
+            position += len(delimiter)
             yield Token("end", delimiter)
             continue
-        token, at = _next(sql, at, backslash_escapes, delimiter)
+        token, position = _next(sql, position, backslash_escapes, delimiter)
         if token is not None:
             yield token
 
 
-def _next(sql: str, at: int, escapes: bool, delimiter: str) -> tuple[Token | None, int]:
-    if sql[at] in "'\"":
-        return _string(sql, at, escapes)
-    found = _TOKEN.match(sql, at)
-    if found is not None and found.lastgroup == "word" and delimiter in found.group():
+def _next(sql: str, position: int, escapes: bool, delimiter: str) -> tuple[Token | None, int]:
+    if sql[position] in "'\"":
+        return _string(sql, position, escapes)
+    match = _TOKEN.match(sql, position)
+    if match is not None and match.lastgroup == "word" and delimiter in match.group():
         # END$$
-        found = _TOKEN.match(sql, at, at + found.group().index(delimiter))
-    if found is None:
-        raise ConfigError(f"the SQL cannot be parsed at {sql[at : at + 30]!r}")
-    kind, text = found.lastgroup, found.group()
+        match = _TOKEN.match(sql, position, position + match.group().index(delimiter))
+    if match is None:
+        raise ConfigError(f"the SQL cannot be parsed at {sql[position : position + 30]!r}")
+    kind, text = match.lastgroup, match.group()
     if kind == "introducer":
-        return None, found.end()
+        return None, match.end()
     if kind == "quoted":
         text = text[1:-1].replace("``", "`")
     elif kind in ("bits", "hex"):
         text = re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
-    return Token(cast("TokenKind", kind), text), found.end()
+    return Token(cast("TokenKind", kind), text), match.end()
 
 
-def _string(sql: str, at: int, escapes: bool) -> tuple[Token, int]:
-    quote = sql[at]
-    found = _STRING[quote, escapes].match(sql, at)
-    if found is None:
-        raise ConfigError(f"the SQL has a quote that is never closed, at {sql[at : at + 30]!r}")
-    text = found.group()[1:-1]
+def _string(sql: str, position: int, escapes: bool) -> tuple[Token, int]:
+    quote = sql[position]
+    match = _STRING[quote, escapes].match(sql, position)
+    if match is None:
+        raise ConfigError(f"the SQL has a quote that is never closed, at {sql[position : position + 30]!r}")
+    text = match.group()[1:-1]
     if not escapes:
-        return Token("string", text.replace(quote * 2, quote)), found.end()
+        return Token("string", text.replace(quote * 2, quote)), match.end()
     unescaped = re.sub(rf"{quote}{quote}|\\(.)", lambda m: _unescape(m, quote), text, flags=re.S)
-    return Token("string", unescaped), found.end()
+    return Token("string", unescaped), match.end()
 
 
-def _unescape(found: re.Match[str], quote: str) -> str:
-    letter = found.group(1)
+def _unescape(match: re.Match[str], quote: str) -> str:
+    letter = match.group(1)
     return quote if letter is None else _ESCAPES.get(letter, letter)
 
 
@@ -203,8 +205,8 @@ class SqlReader:
 
         ``ahead``: number of tokens between the next token and the returned token.
         """
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else _END
+        position = self._at + ahead
+        return self._tokens[position] if position < len(self._tokens) else _END
 
     def take(self) -> Token:
         """Consumes and returns the next token.
@@ -337,15 +339,15 @@ def parse_sql_type(text: str) -> ColumnType:
     Raises:
         ConfigError: The text is not a type, or its type is unknown.
     """
-    found = _SHAPE.fullmatch(text)
-    if found is None:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{shown(text)} is not an SQL type")
-    words, attributes = found[1].lower().split(), (found[3] or "").lower().split()
+    words, attributes = match[1].lower().split(), (match[3] or "").lower().split()
     name = " ".join(word for word in words if word not in _ATTRIBUTES)
     row = row_named("tinyint" if name in ("bool", "boolean") else name)
     if not {"unsigned", "zerofill"}.isdisjoint([*words, *attributes]):
         row = find_row(row.name + " unsigned") or row
-    return _with_arguments(row, found[2], text.strip())
+    return _with_arguments(row, match[2], text.strip())
 
 
 def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnType:

@@ -81,9 +81,9 @@ class Native:
         """Returns the SQL expression that converts the staged column to the native type."""
         return self.cast.format(s=staged, type=self.kept)
 
-    def same_as(self, staged: str, kept: str) -> str:
+    def same_as(self, staged: str, stored: str) -> str:
         """Returns the SQL condition that a native value equals the staged value."""
-        return self.same.format(s=staged, t=kept, type=self.kept, found=self.found)
+        return self.same.format(s=staged, t=stored, type=self.kept, found=self.found)
 
 
 class Wider(NamedTuple):
@@ -321,22 +321,22 @@ def native_of(column: TargetColumn, found: str, database: Database) -> Native | 
     return Native(found, wanted, staged, _with_charset(found), _ASSIGNED, same)
 
 
-def reading_type(column: TargetColumn | None, found: str, database: Database) -> str:
+def reading_type(column: TargetColumn | None, database_type: str, database: Database) -> str:
     """Returns the Spark type in which a target's column is read.
 
     For a native type, that is the type of the source's column.
     """
-    if column is not None and isinstance(native_of(column, found, database), Native | Wider):
+    if column is not None and isinstance(native_of(column, database_type, database), Native | Wider):
         return column.spark
-    return spark_of(found, database)
+    return spark_of(database_type, database)
 
 
-def native_text(column: str, found: str, database: Database) -> str | None:
+def native_text(column: str, database_type: str, database: Database) -> str | None:
     """Returns the SQL expression that converts a native column to the text that the source has.
 
     Returns None if the column can be read without an expression.
     """
-    word, arguments = _parts(found)
+    word, arguments = _parts(database_type)
     if database == "mysql":
         return f"CAST({column} + 0 AS CHAR)" if word == "bit" else None
     if word == "character":
@@ -351,16 +351,16 @@ def native_text(column: str, found: str, database: Database) -> str | None:
     return _WRITTEN.format(t=column) if word in written else None
 
 
-def native_spelling(column: TargetColumn, found: str, database: Database) -> Spelling | None:
+def native_spelling(column: TargetColumn, database_type: str, database: Database) -> Spelling | None:
     """Returns how a column's type changes the spelling of texts; None if texts keep their spelling."""
-    word, _ = _parts(found)
+    word, _ = _parts(database_type)
     if kind_of(column) == "decimal" and column.spark == "string":
         return "digits"
     if database == "postgres" and word in ("jsonb", "hstore", "array", "vector"):
         return "json"
     if database == "postgres" and word == "time without time zone":
         return "digits"
-    return spelling_of(plain_type(found), database)
+    return spelling_of(plain_type(database_type), database)
 
 
 def refused_natives(
@@ -371,17 +371,17 @@ def refused_natives(
     Each item has the column's name in the target table, the column, and the reason. ``present`` maps the
     target table's column names to their types.
     """
-    known = tuple(columns)
-    fold = folding(present, (column.name for column in known))
-    by_name = {fold(column.name): column for column in known}
-    for name, found in present.items():
+    shape_columns = tuple(columns)
+    fold = folding(present, (column.name for column in shape_columns))
+    by_name = {fold(column.name): column for column in shape_columns}
+    for name, database_type in present.items():
         column = by_name.get(fold(name))
-        fit = None if column is None else native_of(column, found, database)
+        fit = None if column is None else native_of(column, database_type, database)
         if column is not None and isinstance(fit, Refused):
             yield name, column, fit
 
 
-def _wanted(column: TargetColumn, found: str, database: Database) -> str:
+def _wanted(column: TargetColumn, database_type: str, database: Database) -> str:
     """Returns tidesink's own type for the column.
 
     MySQL needs the length of a key's text. If it is not known, the type that the column already has is
@@ -390,48 +390,58 @@ def _wanted(column: TargetColumn, found: str, database: Database) -> str:
     try:
         return sql_type(column, database, KEY_LENGTH)
     except KeyLengthUnknownError:
-        return found
+        return database_type
 
 
-def _parts(found: str) -> tuple[str, tuple[str, ...]]:
+def _parts(database_type: str) -> tuple[str, tuple[str, ...]]:
     """Returns the word by which a native type is looked up, and the type's arguments."""
-    base = plain_type(found)
+    base = plain_type(database_type)
     arguments = _ARGUMENTS.search(base)
-    given = tuple(one.strip() for one in arguments[1].split(",")) if arguments else ()
+    given = tuple(argument.strip() for argument in arguments[1].split(",")) if arguments else ()
     if base.endswith("[]"):
         return "array", given
-    if isinstance(found, FoundType) and found.is_enum:
+    if isinstance(database_type, FoundType) and database_type.is_enum:
         return "enum", ()
     word = " ".join(_ARGUMENTS.sub("", base).split()).removesuffix(" zerofill").removesuffix(" unsigned")
     extension = word.rpartition(".")[2]  # if its schema is not in the search path
     return (extension if extension in _EXTENSIONS else word), given
 
 
-def _is_own(column: TargetColumn, found: str, kind: Kind, wanted: str, database: Database) -> bool:
+def _is_own(column: TargetColumn, database_type: str, kind: Kind, wanted: str, database: Database) -> bool:
     """Returns True for a type that tidesink itself creates, which ``columns.plan_columns`` checks."""
-    if plain_type(found) != found or (isinstance(found, FoundType) and (found.is_enum or found.charset)):
+    if plain_type(database_type) != database_type or (
+        isinstance(database_type, FoundType) and (database_type.is_enum or database_type.charset)
+    ):
         return False
-    if found == wanted and not (column.key and kind == "text"):
+    if database_type == wanted and not (column.key and kind == "text"):
         return True
-    if kind == "decimal" and column.spark == "string" and spark_of(found, database).startswith("decimal"):
+    if (
+        kind == "decimal"
+        and column.spark == "string"
+        and spark_of(database_type, database).startswith("decimal")
+    ):
         return False
-    word = found.partition("(")[0]
+    word = database_type.partition("(")[0]
     if database == "postgres":
-        return word in _OWN["postgres"] and not found.endswith("[]")
-    if found in {"time(6)", "datetime(6)"}:
+        return word in _OWN["postgres"] and not database_type.endswith("[]")
+    if database_type in {"time(6)", "datetime(6)"}:
         return kind not in ("time", "instant")
-    if found == "tinyint(1)":
+    if database_type == "tinyint(1)":
         return column.spark == "boolean"
-    if found == "timestamp(6)":
+    if database_type == "timestamp(6)":
         return kind == "instant"
-    return found in _OWN_WHOLE or (word in _OWN["mysql"] and not found.endswith(("unsigned", "zerofill")))
+    return database_type in _OWN_WHOLE or (
+        word in _OWN["mysql"] and not database_type.endswith(("unsigned", "zerofill"))
+    )
 
 
-def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, database: Database) -> bool:
+def _is_known(
+    word: str, arguments: tuple[str, ...], database_type: str, kind: Kind, database: Database
+) -> bool:
     """Returns True if the rule for a type also covers its arguments, or its elements if it is an array."""
     if word == "array":
-        element = " ".join(_ARGUMENTS.sub("", plain_type(found).removesuffix("[]")).split())
-        return element in _ELEMENT_TYPES or (isinstance(found, FoundType) and found.is_enum)
+        element = " ".join(_ARGUMENTS.sub("", plain_type(database_type).removesuffix("[]")).split())
+        return element in _ELEMENT_TYPES or (isinstance(database_type, FoundType) and database_type.is_enum)
     if database == "postgres" and word == "bit":
         return int(arguments[0] if arguments else 1) < _BITS["bigint"]
     return word != "year" or kind == "integer"
@@ -456,12 +466,14 @@ def _with_all_digits(word: str, wanted: str, database: Database) -> str:
     return wanted if wanted.startswith(f"{word}(") else f"{word}({_MOST_DIGITS})"
 
 
-def _holds_all(column: TargetColumn, word: str, found: str, kind: Kind) -> bool:
+def _holds_all(column: TargetColumn, word: str, database_type: str, kind: Kind) -> bool:
     """Returns True if a native integer type has room for every value of the source's type."""
     bits, row = _BITS.get(word), row_of(column.type)
     if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
         return False
-    least, most = (0, 2**bits - 1) if "unsigned" in found else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    least, most = (
+        (0, 2**bits - 1) if "unsigned" in database_type else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
     return least <= row.minimum and row.maximum <= most
 
 
@@ -472,6 +484,6 @@ def _staged(column: TargetColumn, kind: Kind, database: Database) -> str:
     return sql_type(replace(column, key=False), database)
 
 
-def _with_charset(found: str) -> str:
-    charset = found.charset if isinstance(found, FoundType) else None
-    return f"{found} CHARACTER SET {charset}" if charset else str(found)
+def _with_charset(database_type: str) -> str:
+    charset = database_type.charset if isinstance(database_type, FoundType) else None
+    return f"{database_type} CHARACTER SET {charset}" if charset else str(database_type)

@@ -103,10 +103,10 @@ class RowFilter:
 
         Names that differ only in case appear once, in their first spelling.
         """
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for mention in self.mentions:
-            found.setdefault(fold_name(mention.name), mention.name)
-        return tuple(found.values())
+            names.setdefault(fold_name(mention.name), mention.name)
+        return tuple(names.values())
 
     def bound(self, row: str, columns: Mapping[str, str], fold: NameFold = fold_name) -> str:
         """Returns the condition with each column replaced by a field of the struct ``row``.
@@ -137,7 +137,7 @@ def read_filter(text: str) -> RowFilter | None:
     _refuse_functions(text)
     refuse_types(text, tree, {})
     refuse_patterns(text)
-    mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
+    mentions = tuple(sorted(_mentions(tree, text), key=lambda mention: mention.start))
     if not mentions:
         raise ConfigError("The filter uses no column, so it would keep every row or no row")
     return RowFilter(text, mentions)
@@ -150,9 +150,9 @@ def check_types(row_filter: RowFilter, shape: TargetSchema) -> None:
         ConfigError: The filter, or an operand of AND, OR or NOT in it, is certainly a value and not a
             condition.
     """
-    known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
+    types = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
-        refuse_types(row_filter.text, _parsed(row_filter.text), known)
+        refuse_types(row_filter.text, _parsed(row_filter.text), types)
     except ConfigError as error:
         raise ConfigError(f"filter: {error.message}", table=str(shape.table)) from error
 
@@ -236,9 +236,9 @@ def _refuse_functions(text: str) -> None:
     import sqlglot
 
     tokens = sqlglot.tokenize(text, dialect="spark")
-    for at, token in enumerate(tokens[1:]):
-        name = tokens[at].text.lower()
-        is_call = token.token_type.name == "L_PAREN" and tokens[at].token_type.name not in (
+    for index, token in enumerate(tokens[1:]):
+        name = tokens[index].text.lower()
+        is_call = token.token_type.name == "L_PAREN" and tokens[index].token_type.name not in (
             "NUMBER",
             "STRING",
         )
@@ -254,8 +254,8 @@ def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
     from sqlglot import exp
 
     for column in tree.find_all(exp.Column):
-        name, place = column.name, column.this.meta
-        start, end = place.get("start", 0), place.get("end", -1) + 1
+        name, span = column.name, column.this.meta
+        start, end = span.get("start", 0), span.get("end", -1) + 1
         if text[start:end] not in (name, quoted(name)):
             raise ConfigError(
                 "The filter cannot be parsed by the installed version of sqlglot. Install a newer version"
@@ -307,8 +307,8 @@ def _parts(node: Any) -> Iterator[exp.Expression]:
     """
     from sqlglot import exp
 
-    found = (part for part in node.args.values() if hasattr(part, "unnest"))
-    yield from (part for part in found if isinstance(part.unnest(), exp.Cast))
+    operands = (part for part in node.args.values() if hasattr(part, "unnest"))
+    yield from (part for part in operands if isinstance(part.unnest(), exp.Cast))
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
@@ -318,27 +318,27 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
     from sqlglot.optimizer.annotate_types import annotate_types
 
     def known(node: exp.Expression) -> exp.Expression:
-        found = columns.get(fold_name(node.name)) if isinstance(node, exp.Column) else None
-        return node if found is None else exp.cast(exp.Null(), found, dialect="spark")
+        spark_type = columns.get(fold_name(node.name)) if isinstance(node, exp.Column) else None
+        return node if spark_type is None else exp.cast(exp.Null(), spark_type, dialect="spark")
 
     try:
-        found: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
+        annotated: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
     except (SqlglotError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return None  # a correct filter must not be refused by an optional check
-    return found
+    return annotated
 
 
-def _no_truth(found: exp.DataType | None) -> str | None:
+def _no_truth(data_type: exp.DataType | None) -> str | None:
     """Returns the name of a type that cannot be a condition; None for boolean and for uncertain types."""
     from sqlglot import exp
 
-    if found is None:
+    if data_type is None:
         return None
-    if found.this in exp.DataType.TEXT_TYPES:
+    if data_type.this in exp.DataType.TEXT_TYPES:
         return "string"
     others = exp.DataType.NUMERIC_TYPES | exp.DataType.TEMPORAL_TYPES
-    sure = found.this in others or found.this in (exp.DataType.Type.BINARY, exp.DataType.Type.ARRAY)
-    return found.sql(dialect="spark").lower() if sure else None
+    sure = data_type.this in others or data_type.this in (exp.DataType.Type.BINARY, exp.DataType.Type.ARRAY)
+    return data_type.sql(dialect="spark").lower() if sure else None
 
 
 def refuse_patterns(text: str) -> None:
@@ -359,12 +359,12 @@ def refuse_patterns(text: str) -> None:
 
 def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
     # Adjacent strings form one string; such a pattern is left to Spark.
-    for at, (before, token) in enumerate(pairwise(tokens), start=1):
-        after = tokens[at + 1].token_type.name if at + 1 < len(tokens) else ""
+    for index, (before, token) in enumerate(pairwise(tokens), start=1):
+        after = tokens[index + 1].token_type.name if index + 1 < len(tokens) else ""
         if token.token_type.name not in _TEXTS or after in _TEXTS:
             continue
         if before.text.lower() in _MATCHING or (
-            before.token_type.name == "COMMA" and _is_second(tokens, at - 1)
+            before.token_type.name == "COMMA" and _is_second(tokens, index - 1)
         ):
             yield token.text
 
@@ -372,11 +372,11 @@ def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
 def _is_second(tokens: Sequence[Any], comma: int) -> bool:
     """Returns True if the comma is the first one in a call whose second argument is a pattern."""
     depth = 0
-    for at in range(comma - 1, 0, -1):
-        kind = tokens[at].token_type.name
+    for index in range(comma - 1, 0, -1):
+        kind = tokens[index].token_type.name
         depth += {"R_PAREN": 1, "L_PAREN": -1}.get(kind, 0)
         if depth < 0:
-            return tokens[at - 1].text.lower() in _CALLS
+            return tokens[index - 1].text.lower() in _CALLS
         if kind == "COMMA" and depth == 0:
             return False
     return False
@@ -402,92 +402,92 @@ def java_fault(pattern: str) -> str | None:
     """Returns why Java rejects a regular expression; None if it may accept the expression."""
     if _COMMENTS.search(pattern):
         return None
-    at, depth, repeatable = 0, 0, False
-    while at < len(pattern):
-        char = pattern[at]
+    index, depth, repeatable = 0, 0, False
+    while index < len(pattern):
+        char = pattern[index]
         if char in "*+?{":
-            step = _repetition(pattern, at, repeatable=repeatable)
+            step = _repetition(pattern, index, repeatable=repeatable)
             repeatable = char == "{"
         elif char == "(":
-            step, depth, repeatable = _opening(pattern, at), depth + 1, False
+            step, depth, repeatable = _opening(pattern, index), depth + 1, False
         elif char == ")" and depth == 0:
             return "has a ) without a ("
         else:
-            step = _atom(pattern, at)
+            step = _atom(pattern, index)
             depth, repeatable = depth - (char == ")"), char != "|"
         if step.fault:
             return step.fault
-        at = step.end
+        index = step.end
     return "has a ( without a )" if depth else None
 
 
-def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
+def _repetition(pattern: str, index: int, *, repeatable: bool) -> _Step:
     """Parses a repetition in a pattern: ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that may follow it."""
-    end = at + 1
-    if pattern[at] == "{":
-        count = _COUNT.match(pattern, at)
+    end = index + 1
+    if pattern[index] == "{":
+        count = _COUNT.match(pattern, index)
         if count is None:
-            return _Step(at, "has a { that does not begin a count (write it as \\\\{)")
+            return _Step(index, "has a { that does not begin a count (write it as \\\\{)")
         end = count.end()
     elif not repeatable:
-        return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
+        return _Step(index, f"has a {pattern[index]} with nothing before it to repeat")
     return _Step(end + 1 if pattern[end : end + 1] in ("+", "?") else end)
 
 
-def _opening(pattern: str, at: int) -> _Step:
+def _opening(pattern: str, index: int) -> _Step:
     """Parses the opening of a group: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
-    if pattern[at + 1 : at + 2] != "?":
-        return _Step(at + 1)
-    kind = pattern[at + 2 : at + 3]
+    if pattern[index + 1 : index + 2] != "?":
+        return _Step(index + 1)
+    kind = pattern[index + 2 : index + 3]
     if kind and kind in ":=!>":
-        return _Step(at + 3)
+        return _Step(index + 3)
     if kind == "<":
-        behind = pattern[at + 3 : at + 4]
-        named = pattern.find(">", at + 3)
-        end = at + 4 if behind and behind in "=!" else named + 1
+        behind = pattern[index + 3 : index + 4]
+        named = pattern.find(">", index + 3)
+        end = index + 4 if behind and behind in "=!" else named + 1
         return _Step(end or len(pattern))
-    flags = _FLAGS.match(pattern, at + 2)
-    return _Step(flags.end() if flags else at + 2)
+    flags = _FLAGS.match(pattern, index + 2)
+    return _Step(flags.end() if flags else index + 2)
 
 
-def _atom(pattern: str, at: int) -> _Step:
-    if pattern[at] == "[":
-        end = _class_end(pattern, at)
-        return _Step(end) if end else _Step(at, "has a [ without a ]")
-    if pattern[at] != "\\":
-        return _Step(at + 1)
-    if at + 1 == len(pattern):
-        return _Step(at, "ends in a backslash")
-    return _Step(_escape_end(pattern, at))
+def _atom(pattern: str, index: int) -> _Step:
+    if pattern[index] == "[":
+        end = _class_end(pattern, index)
+        return _Step(end) if end else _Step(index, "has a [ without a ]")
+    if pattern[index] != "\\":
+        return _Step(index + 1)
+    if index + 1 == len(pattern):
+        return _Step(index, "ends in a backslash")
+    return _Step(_escape_end(pattern, index))
 
 
-def _escape_end(pattern: str, at: int) -> int:
-    if pattern.startswith(_QUOTE, at):
-        end = pattern.find(_UNQUOTE, at + 2)
+def _escape_end(pattern: str, index: int) -> int:
+    if pattern.startswith(_QUOTE, index):
+        end = pattern.find(_UNQUOTE, index + 2)
         return len(pattern) if end < 0 else end + 2
-    if pattern[at + 1] in _BRACED and pattern[at + 2 : at + 3] == "{":
-        return (pattern.find("}", at) + 1) or len(pattern)
-    return at + (3 if pattern[at + 1] == "c" else 2)
+    if pattern[index + 1] in _BRACED and pattern[index + 2 : index + 3] == "{":
+        return (pattern.find("}", index) + 1) or len(pattern)
+    return index + (3 if pattern[index + 1] == "c" else 2)
 
 
-def _class_end(pattern: str, at: int) -> int:
+def _class_end(pattern: str, index: int) -> int:
     """Returns the index after the ``]`` of a character class; 0 if the class is not closed.
 
     The class may contain other classes.
     """
     depth, empty = 0, False
-    while at < len(pattern):
-        char = pattern[at]
+    while index < len(pattern):
+        char = pattern[index]
         if char == "[":
             depth, empty = depth + 1, True
-            at += 2 if pattern[at + 1 : at + 2] == "^" else 1
+            index += 2 if pattern[index + 1 : index + 2] == "^" else 1
             continue
         if char == "]" and not empty:  # as the first character it is literal
             depth -= 1
             if depth == 0:
-                return at + 1
+                return index + 1
         empty = False
-        at = _escape_end(pattern, at) if char == "\\" and at + 1 < len(pattern) else at + 1
+        index = _escape_end(pattern, index) if char == "\\" and index + 1 < len(pattern) else index + 1
     return 0
 
 
@@ -532,7 +532,9 @@ class Projection:
         if self.columns is None and not self.except_columns:
             return False
         read = self.row_filter.columns if self.row_filter else ()
-        return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
+        return not replace(self, fold=fold).chooses(name) and fold(name) not in {
+            fold(column) for column in read
+        }
 
     def target_name(self, name: str) -> str:
         """Returns the name that a source column has at the target: the one under ``rename``, or its own."""
@@ -676,27 +678,27 @@ def _check_named(
     named: dict[tuple[str, str], str] = {}
     for setting, name in named_columns(projection):
         check_spelling(setting, name, source)
-        found = source.find(name)
-        if found is None:
+        source_column = source.find(name)
+        if source_column is None:
             _check_ambiguous(setting, name, source)
             if setting == "except_column_list" and source.fold(name) in past:
                 continue  # omitted in case an older row has it
-            known = ", ".join(column.name for column in source.columns)
+            names = ", ".join(column.name for column in source.columns)
             raise ConfigError(
-                f"{setting}: {source.table} has no column {name}; its columns are {known}",
+                f"{setting}: {source.table} has no column {name}; its columns are {names}",
                 table=str(source.table),
                 column=name,
             )
-        other = named.setdefault((setting, found.name), name)
+        other = named.setdefault((setting, source_column.name), name)
         if other != name and setting != "filter":
             raise ConfigError(
-                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}, "
+                f"{setting}: {other} and {name} are the same column of {source.table}, {source_column.name}, "
                 "because no record so far has two columns whose names differ only in case. Remove one of "
                 "the names.",
                 table=str(source.table),
                 column=name,
             )
-        if found.hidden and setting != "filter":
+        if source_column.hidden and setting != "filter":
             raise ConfigError(
                 f"{setting}: {name} is not a column of {source.table}, but the row key that identifies "
                 "its rows, which always has this name. Remove it from the setting, or list columns that "
@@ -730,10 +732,10 @@ def _check_spark_names(row_filter: RowFilter, source: TargetSchema) -> None:
 
     Spark, which evaluates the filter, cannot distinguish them.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for mention in row_filter.mentions:
         name = source.by_name[source.fold(mention.name)].name if source.find(mention.name) else mention.name
-        other = found.setdefault(fold_name(name), name)
+        other = names.setdefault(fold_name(name), name)
         if other != name:
             raise ConfigError(
                 f"filter: The filter names the columns {other} and {name}, and Spark, which evaluates the "

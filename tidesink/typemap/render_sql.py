@@ -43,9 +43,9 @@ class FoundType(str):
         return made
 
 
-def plain_type(found: str) -> str:
+def plain_type(database_type: str) -> str:
     """Returns a type as the catalog spells it; for a domain, its underlying type."""
-    return found.base if isinstance(found, FoundType) else found
+    return database_type.base if isinstance(database_type, FoundType) else database_type
 
 
 # Spark type -> the type that holds the same values, in Postgres, and in MySQL and MariaDB.
@@ -103,14 +103,14 @@ def sql_type(column: TargetColumn, database: Database, key_length: int | None = 
     Raises:
         KeyLengthUnknownError: The length of a key column is not known, and MySQL needs it for an index.
     """
-    found = _of_value(column, database)
+    value_type = _of_value(column, database)
     if not column.key:
-        return found
+        return value_type
     if database == "postgres":
-        return "text" if found == "json" else found  # json has no equality operator
-    word = _key_word(found)
+        return "text" if value_type == "json" else value_type  # json has no equality operator
+    word = _key_word(value_type)
     if word is None:
-        return found
+        return value_type
     length = _length(column.type, key_length)
     if length is None:
         raise KeyLengthUnknownError(column.name)
@@ -130,16 +130,18 @@ def key_bytes(column: TargetColumn, database: Database, key_length: int | None =
 
     A length that is not known counts as 0.
     """
-    found = _of_value(column, database)
+    value_type = _of_value(column, database)
     length = _length(column.type, key_length)
-    if found in ("text", "json", "longtext"):
+    if value_type in ("text", "json", "longtext"):
         return _LONGEST_CHARACTER * (length or 0)
-    return (length or 0) if found in ("bytea", "longblob") else _FIXED_BYTES.get(found, _NUMBER_BYTES)
+    return (
+        (length or 0) if value_type in ("bytea", "longblob") else _FIXED_BYTES.get(value_type, _NUMBER_BYTES)
+    )
 
 
-def _key_word(found: str) -> str | None:
+def _key_word(value_type: str) -> str | None:
     """Returns MySQL's type word for a text or bytes column in a key; None for other types."""
-    return _KEY_WORDS.get("longtext" if found == "json" else found)
+    return _KEY_WORDS.get("longtext" if value_type == "json" else value_type)
 
 
 def of_spark(ddl: str, database: Database) -> str:
@@ -181,29 +183,33 @@ def _wide_decimal(column_type: ColumnType, database: Database) -> str:
     return f"decimal({precision},{scale})"
 
 
-def spark_of(found: str, database: Database) -> str:
+def spark_of(database_type: str, database: Database) -> str:
     """Returns the Spark type for a database type as the catalog spells it.
 
     A type that is not known is returned unchanged.
     """
     word = DECIMAL_WORD[database]
-    digits = found.removeprefix(f"{word}(").removesuffix(")").partition(",") if "(" in found else None
-    if digits and found.startswith(word) and digits[0].isdigit():
+    digits = (
+        database_type.removeprefix(f"{word}(").removesuffix(")").partition(",")
+        if "(" in database_type
+        else None
+    )
+    if digits and database_type.startswith(word) and digits[0].isdigit():
         wide = int(digits[0]) > SPARK_MAX_PRECISION
         return "string" if wide else f"decimal({digits[0]},{digits[2] or '0'})"
-    if found.partition("(")[0] in _TEXTS[database]:
+    if database_type.partition("(")[0] in _TEXTS[database]:
         return "string"
-    if found.partition("(")[0] in ("varbinary", "blob", "mediumblob", "longblob"):
+    if database_type.partition("(")[0] in ("varbinary", "blob", "mediumblob", "longblob"):
         return "binary"
-    return _SPARK_OF[database].get(found, found)
+    return _SPARK_OF[database].get(database_type, database_type)
 
 
-def spelling_of(found: str, database: Database) -> Spelling | None:
+def spelling_of(database_type: str, database: Database) -> Spelling | None:
     """Returns how a database type changes the spelling of texts; None if texts keep their spelling."""
-    word = found.partition("(")[0]
+    word = database_type.partition("(")[0]
     if word == "json" and database == "mysql":
         return "json"
-    formed = word in ("time", DECIMAL_WORD[database]) and spark_of(found, database) == "string"
+    formed = word in ("time", DECIMAL_WORD[database]) and spark_of(database_type, database) == "string"
     return "digits" if formed else None
 
 
@@ -232,5 +238,5 @@ def _length(column_type: ColumnType, unknown: int | None = None) -> int | None:
     if members is not None:
         joined = sum(map(len, members)) + len(members) if row.reader == "set" else 0
         return max([1, joined, *map(len, members)])
-    found = column_type.length if row.parameter is None else None
-    return unknown if found is None and row.reader in _OF_ANY_LENGTH else found
+    length = column_type.length if row.parameter is None else None
+    return unknown if length is None and row.reader in _OF_ANY_LENGTH else length

@@ -284,10 +284,10 @@ EXTENSION_FIELDS: tuple[ExtensionField, ...] = (
 
 
 def _index(pairs: Iterator[tuple[object, TypeRow]]) -> dict[object, TypeRow]:
-    found: dict[object, TypeRow] = {}
+    rows: dict[object, TypeRow] = {}
     for key, row in pairs:
-        assert found.setdefault(key, row) is row, f"{key!r} names two types"  # noqa: S101
-    return found
+        assert rows.setdefault(key, row) is row, f"{key!r} names two types"  # noqa: S101
+    return rows
 
 
 def _avro_keys() -> Iterator[tuple[object, TypeRow]]:
@@ -317,8 +317,8 @@ def row_named(name: str) -> TypeRow:
     """
     row = _BY_NAME.get(name)
     if row is None:
-        known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
-        raise ConfigError(f"the SQL type {shown(name)} is not known; the known types are {known}")
+        names = ", ".join(type_row.name for type_row in (*TYPES, *OTHER_TYPES))
+        raise ConfigError(f"the SQL type {shown(name)} is not known; the known types are {names}")
     return row
 
 
@@ -653,8 +653,8 @@ def type_words(column_type: ColumnType) -> str:
     if column_type.members is not None:
         return f"{column_type.name}({','.join(map(repr, column_type.members))})"
     sizes = (column_type.precision, column_type.scale, column_type.length, column_type.fsp)
-    known = ",".join(str(size) for size in sizes if size is not None)
-    return f"{column_type.name}({known})" if known else column_type.name
+    arguments = ",".join(str(size) for size in sizes if size is not None)
+    return f"{column_type.name}({arguments})" if arguments else column_type.name
 
 
 def mysql_type_word(column_type: ColumnType) -> str:

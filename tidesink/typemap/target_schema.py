@@ -369,10 +369,10 @@ def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
 
 def without(shape: TargetSchema, names: Iterable[str]) -> TargetSchema:
     """Returns a schema without the columns that have these names."""
-    gone = {shape.fold(name) for name in names}
-    if not gone:
+    removed = {shape.fold(name) for name in names}
+    if not removed:
         return shape
-    return replace(shape, columns=tuple(c for c in shape.columns if shape.fold(c.name) not in gone))
+    return replace(shape, columns=tuple(c for c in shape.columns if shape.fold(c.name) not in removed))
 
 
 def with_dropped(shape: TargetSchema, columns: Iterable[Column]) -> TargetSchema:
@@ -390,9 +390,9 @@ def with_defaults(shape: TargetSchema, reported: TargetSchema) -> TargetSchema:
     by_name = {fold(column.name): column for column in reported.columns}
     columns = []
     for column in shape.columns:
-        found = by_name.get(fold(column.name))
-        if found is not None:
-            column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
+        newer = by_name.get(fold(column.name))
+        if newer is not None:
+            column = replace(column, default=default_as(newer.default, newer.type, column.type))  # noqa: PLW2901
         columns.append(column)
     return replace(shape, columns=tuple(columns))
 
@@ -480,17 +480,17 @@ def _joined(
             before=old.spark,
             after=new.spark,
         )
-    kept = new if ddl == new.spark else old
+    base = new if ddl == new.spark else old
     members = new.type.members if new.type.members is not None else old.type.members
-    if row_of(kept.type).parameter != "allowed":
+    if row_of(base.type).parameter != "allowed":
         members = None
     # Rows without the column existed when it was added: a default set later does not apply to them.
     return replace(
-        kept,
+        base,
         name=old.name,
-        type=_wider_type(kept.type, ddl, members),
+        type=_wider_type(base.type, ddl, members),
         spark=ddl,
-        default=default_as(old.default, old.type, kept.type),
+        default=default_as(old.default, old.type, base.type),
         key=old.key,
         earlier=new.earlier,
         instead_of=old.instead_of | new.instead_of,
@@ -524,9 +524,9 @@ def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
 
 
 def _digits(ddl: str) -> tuple[int, int] | None:
-    found = _DECIMAL.fullmatch(ddl)
-    if found:
-        return int(found.group(1)) - int(found.group(2)), int(found.group(2))
+    match = _DECIMAL.fullmatch(ddl)
+    if match:
+        return int(match.group(1)) - int(match.group(2)), int(match.group(2))
     return (_WHOLE_DIGITS[ddl], 0) if ddl in _WHOLE_DIGITS else None
 
 

@@ -49,10 +49,10 @@ _BEFORE_CHRIST = " BC"
 
 def is_calendar_date(text: str) -> bool:
     """Returns True if a text begins with a valid calendar date of the years 1 to 9999 in MySQL's form."""
-    found = DATE.match(text)
-    if found is None or text.endswith(_BEFORE_CHRIST):
+    match = DATE.match(text)
+    if match is None or text.endswith(_BEFORE_CHRIST):
         return False
-    year, month, day = (int(part) for part in found.groups())
+    year, month, day = (int(part) for part in match.groups())
     return year > 0 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
 
 
@@ -365,9 +365,9 @@ class FoldedTime(str):
     fold: int
 
     def __new__(cls, text: str, fold: int = 0) -> FoldedTime:
-        found = super().__new__(cls, text)
-        found.fold = fold
-        return found
+        folded = super().__new__(cls, text)
+        folded.fold = fold
+        return folded
 
 
 def comes_twice(text: str, zone: tzinfo) -> bool:
@@ -399,14 +399,14 @@ def is_ambiguous(value: Value, zone: tzinfo) -> bool:
 def _to_timestamp(text: str, zone: tzinfo, ambiguous_time: AmbiguousTime) -> datetime:
     local = to_datetime(text)
     if comes_twice(text, zone):
-        known = text.fold if isinstance(text, FoldedTime) else None
-        if known is None and ambiguous_time == "error":
+        fold = text.fold if isinstance(text, FoldedTime) else None
+        if fold is None and ambiguous_time == "error":
             raise ValueOutOfRangeError(
                 f"{text!r} occurs twice in {zone}, where clocks are set back, and it is unknown which time "
                 "is meant. Set ambiguous-time: first or second for this table (in a key it is always an "
                 "error), or have the changefeed write its times in UTC."
             )
-        local = local.replace(fold=ambiguous_time == "second" if known is None else known)
+        local = local.replace(fold=ambiguous_time == "second" if fold is None else fold)
     try:
         return local.replace(tzinfo=zone).astimezone(timezone.utc)
     except OverflowError as error:

@@ -129,21 +129,21 @@ class CanalJsonCodec(Codec):
             raise
 
     def _events(self, message: Message) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         for parsed in objects(message.value, self._large):
             if _is_row(parsed):
                 op = OPS[parsed["type"]]
                 with other_dialects_named(parsed):
                     whole = self._whole(parsed)
-                    for at, one in enumerate(_each_alone(whole, op), len(found)):
-                        found.append(self._row(one, op, message, at))
+                    for index, row in enumerate(_each_alone(whole, op), len(events)):
+                        events.append(self._row(row, op, message, index))
                 continue
             with other_dialects_named(parsed):
-                event = control_event(parsed, parsed.get("type"), message, len(found))
+                event = control_event(parsed, parsed.get("type"), message, len(events))
             if isinstance(event, DdlEvent) and self._learns:
                 self._learn(event)
-            found.append(event)
-        return found
+            events.append(event)
+        return events
 
     def _whole(self, parsed: Parsed) -> Parsed:
         """Returns a row's message with all its columns, including those that a large message omits."""
@@ -260,7 +260,7 @@ class CanalJsonCodec(Codec):
                 "extension.mysqlType.",
                 table=str(event.table),
             )
-        key = event.key or () if definition is None else (one.name for one in definition.primary_key)
+        key = event.key or () if definition is None else (column.name for column in definition.primary_key)
         names = dict.fromkeys(name for row in (event.before, event.after) for name in row or ())
         return self._shapes.find(
             event.table.schema,
@@ -378,8 +378,8 @@ def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
     Raises:
         SchemaMismatchError: The event has no row key, or the row key of a table with a clustered key.
     """
-    found = row_key_of(event)
-    key: Row = {ROW_ID: found.row_id, TABLE_ID: found.table_id}
+    row_key = row_key_of(event)
+    key: Row = {ROW_ID: row_key.row_id, TABLE_ID: row_key.table_id}
     before, after = (row if row is None else {**key, **row} for row in (event.before, event.after))
     return event._replace(key=key, before=before, after=after)
 
@@ -401,7 +401,7 @@ def json_text(text: str) -> str:
     """Returns a text as a JSON string literal, escaped as Go escapes it."""
     if _SPECIAL.search(text) is None:  # most texts
         return f'"{text}"'
-    return '"' + _SPECIAL.sub(lambda found: _ESCAPED[found.group()], text) + '"'
+    return '"' + _SPECIAL.sub(lambda match: _ESCAPED[match.group()], text) + '"'
 
 
 class RowWriter:
@@ -430,19 +430,21 @@ class RowWriter:
         Raises:
             EncodeError: A value does not fit its column's type, or a column is not in the table's schema.
         """
-        found: dict[str, str] = {}
+        written: dict[str, str] = {}
         for name, (_, write) in self._columns.items():
             if name in row:
                 value = row[name]
                 try:
-                    found[name] = "null" if value is None else json_text(write(value))
+                    written[name] = "null" if value is None else json_text(write(value))
                 except EncodeError as error:
                     error.with_context(column=name)
                     raise
-        unknown = [name for name in row if name not in self._schema.by_name] if len(found) < len(row) else []
+        unknown = (
+            [name for name in row if name not in self._schema.by_name] if len(written) < len(row) else []
+        )
         if unknown:
             raise EncodeError("The row has a column that is not in the event's schema.", column=unknown[0])
-        return found
+        return written
 
     def object_of(self, texts: Mapping[str, str]) -> str:
         """Returns a JSON object with these JSON texts as the columns' values."""
@@ -460,14 +462,14 @@ class RowWriter:
         Raises:
             EncodeError: Full types are required, but only the name of a column's type is known.
         """
-        place = tuple(names)
-        known = self._mysql_types.get(place)
-        if known is None:
+        key = tuple(names)
+        text = self._mysql_types.get(key)
+        if text is None:
             if len(self._mysql_types) >= _KEPT_OBJECTS:
                 self._mysql_types.clear()
-            known = self.object_of({name: self._type_text(name) for name in place})
-            self._mysql_types[place] = known
-        return known
+            text = self.object_of({name: self._type_text(name) for name in key})
+            self._mysql_types[key] = text
+        return text
 
     def _type_text(self, name: str) -> str:
         column_type = self._schema.by_name[name].type

@@ -151,14 +151,14 @@ def read_body(skeleton: bytes) -> _Body | None:
     if any(value is not None for value in extension.values()):
         return None
     start = 1 if row is None else len(row)
-    places = {name: start + len(data) + at for at, name in enumerate(extension)}
+    places = {name: start + len(data) + index for index, name in enumerate(extension)}
     # A name that occurs twice in an object has two tokens, but only one entry in the dict.
     if tokens != start + len(data) + len(extension):
         return None
     return _Body(
         tuple(data),
         start,
-        None if row is None else {name: at for at, name in enumerate(row)},
+        None if row is None else {name: index for index, name in enumerate(row)},
         places.get("commitTs", _NO_TOKEN),
         places.get("rowkey", _NO_TOKEN),
     )
@@ -245,10 +245,10 @@ class CanalJsonColumns:
             nonlocal chunk
             if chunk is None or records.start >= chunk.start + chunk.size:
                 chunk = self._chunk(records)
-            at = records.start - chunk.start
-            behind = chunk.stops[np.searchsorted(chunk.stops, at) :]
+            start = records.start - chunk.start
+            behind = chunk.stops[np.searchsorted(chunk.stops, start) :]
             stop = int(behind[0]) + 1 if len(behind) else chunk.size
-            return self._segment(chunk, records, stop - at, options)
+            return self._segment(chunk, records, stop - start, options)
 
         return decode
 
@@ -276,9 +276,9 @@ class CanalJsonColumns:
     def _plain(self, values: pa.Array) -> pa.Array:
         """Returns the values decompressed. A value that cannot be decompressed is returned unchanged."""
         odd = values.take(pa.array(odd_starts(values))).to_pylist()
-        if all(compression_of(one) == "none" for one in odd):
+        if all(compression_of(value) == "none" for value in odd):
             return values
-        return pa.array([self._opened(one) for one in values.to_pylist()], pa.large_binary())
+        return pa.array([self._opened(value) for value in values.to_pylist()], pa.large_binary())
 
     def _opened(self, value: bytes | None) -> bytes | None:
         try:
@@ -286,22 +286,24 @@ class CanalJsonColumns:
         except (DecodeError, ConfigError):
             return value
 
-    def _rows(self, found: Scan) -> _Rows:
-        heads = self._heads.all(found.heads.dictionary)
-        bodies = self._bodies.all(found.bodies.dictionary)
-        head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
+    def _rows(self, scanned: Scan) -> _Rows:
+        heads = self._heads.all(scanned.heads.dictionary)
+        bodies = self._bodies.all(scanned.bodies.dictionary)
+        head, body = (
+            encoded.indices.to_numpy().astype(np.int64) for encoded in (scanned.heads, scanned.bodies)
+        )
         # The token numbers of data, commitTs, rowkey and a null old, for each skeleton.
-        places = np.array([_NO_PLACES if one is None else one.places for one in bodies], np.int64)
+        places = np.array([_NO_PLACES if parsed is None else parsed.places for parsed in bodies], np.int64)
         data, commit_ts, row_key, no_old = places.reshape(-1, len(_NO_PLACES))[body].T
-        known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
-        known &= _as_expected(found.tokens, commit_ts, row_key, no_old)
-        rows = np.flatnonzero(known)
-        first = found.tokens.first[rows]
-        times = _commit_ts(found.tokens, first, commit_ts[rows])
+        proven = scanned.proven & _is_known(heads)[head] & _is_known(bodies)[body]
+        proven &= _as_expected(scanned.tokens, commit_ts, row_key, no_old)
+        rows = np.flatnonzero(proven)
+        first = scanned.tokens.first[rows]
+        times = _commit_ts(scanned.tokens, first, commit_ts[rows])
         return _Rows(
-            found,
+            scanned,
             rows,
-            found.where[rows],
+            scanned.where[rows],
             head[rows],
             body[rows],
             first,
@@ -312,13 +314,13 @@ class CanalJsonColumns:
         )
 
     def _segment(self, chunk: _Chunk, records: Records, size: int, options: ValueOptions) -> ColumnarResult:
-        at = records.start - chunk.start
+        start = records.start - chunk.start
         left = np.ones(size, np.bool_)
         tables: list[ChangeTable] = []
-        for shape, places in self._by_shape(chunk.rows, chunk.rows.between(at, at + size)):
+        for shape, places in self._by_shape(chunk.rows, chunk.rows.between(start, start + size)):
             table = _TableOfShape(shape, self._types.get(shape, options), options, chunk.rows, places)
-            found, proven = table.read(records, chunk.rows.where[places] - at)
-            tables.append(found)
+            changes, proven = table.read(records, chunk.rows.where[places] - start)
+            tables.append(changes)
             left[proven] = False
         return ColumnarResult(size, tables, left=np.flatnonzero(left))
 
@@ -327,13 +329,13 @@ class CanalJsonColumns:
 
         A shape has the column types and the key. Rows without a shape, or without a key column, are left out.
         """
-        found: dict[int, tuple[RowShape, list[Indices]]] = {}
+        groups: dict[int, tuple[RowShape, list[Indices]]] = {}
         for of_kind in _by_kind(rows, places):
             head, body = rows.heads[rows.head[of_kind[0]]], rows.bodies[rows.body[of_kind[0]]]
             if head is not None and body is not None:
                 for shape, fits in self._shapes_of(head, body, rows, of_kind):
-                    found.setdefault(id(shape), (shape, []))[1].append(of_kind[fits])
-        for shape, parts in found.values():
+                    groups.setdefault(id(shape), (shape, []))[1].append(of_kind[fits])
+        for shape, parts in groups.values():
             yield shape, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
     def _shapes_of(
@@ -363,8 +365,8 @@ class CanalJsonColumns:
             return rows.commit_ts[places]
         if self._shapes.moment(0) == NEVER:
             return None
-        found = rows.scan.es(rows.places[places]).to_pylist()
-        return np.array([min(row_moment(None, one), _INT64_MAX) for one in found], np.int64)
+        times = rows.scan.es(rows.places[places]).to_pylist()
+        return np.array([min(row_moment(None, es), _INT64_MAX) for es in times], np.int64)
 
     def _shape(self, head: _Head, body: _Body, moment: int) -> RowShape | None:
         try:
@@ -378,16 +380,16 @@ class CanalJsonColumns:
             )
         except DecodeError:
             return None
-        known = set(shape.names)
-        if not known.issuperset(shape.key):
+        names = set(shape.names)
+        if not names.issuperset(shape.key):
             return None
         updates = head.op == _UPDATE
-        return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
+        return shape if not updates or (body.old is not None and names.issuperset(body.old)) else None
 
 
 def _or_compacted(values: pa.Array) -> pa.Array:
-    found = compacted(values)
-    return values if found is None else found
+    compact = compacted(values)
+    return values if compact is None else compact
 
 
 class _Remembered(Generic[T]):
@@ -412,8 +414,8 @@ class _Remembered(Generic[T]):
         if self._size > _REMEMBERED_BYTES:
             self._known.clear()
             self._size = len(text)
-        found = self._known[text] = self._read(text)
-        return found
+        value = self._known[text] = self._read(text)
+        return value
 
 
 def _by_kind(rows: _Rows, places: Indices) -> list[Indices]:
@@ -447,29 +449,29 @@ def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: I
     """
     first = tokens.first[:-1]
     numbers = np.append(0, np.cumsum(tokens.number))
-    found: Mask = numbers[tokens.first[1:]] - numbers[first] == (commit_ts >= 0)
-    found &= _flag(tokens.number, first, commit_ts)
-    found &= _flag(tokens.null, first, no_old)
-    found &= _flag(~tokens.null, first, row_key)
-    return found
+    expected: Mask = numbers[tokens.first[1:]] - numbers[first] == (commit_ts >= 0)
+    expected &= _flag(tokens.number, first, commit_ts)
+    expected &= _flag(tokens.null, first, no_old)
+    expected &= _flag(~tokens.null, first, row_key)
+    return expected
 
 
-def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:
+def _flag(flags: Mask, first: Indices, number: Indices) -> Mask:
     """Returns the flag of one token of each record; True if the record does not have this token.
 
-    ``first``: index of each record's first token. ``place``: number of the token in its record, or negative.
+    ``first``: index of each record's first token. ``number``: number of the token in its record, or negative.
     """
     if not len(flags):
-        return place < 0
-    return (place < 0) | flags[np.minimum(first + np.maximum(place, 0), len(flags) - 1)]
+        return number < 0
+    return (number < 0) | flags[np.minimum(first + np.maximum(number, 0), len(flags) - 1)]
 
 
-def _commit_ts(tokens: Tokens, first: Indices, place: Indices) -> Indices:
-    found = np.full(len(first), _NO_TOKEN)
-    some = np.flatnonzero(place >= 0)
-    texts = tokens.texts.take(pa.array(tokens.place[first[some] + place[some]]))
-    found[some] = texts.cast(pa.int64()).to_numpy()
-    return found
+def _commit_ts(tokens: Tokens, first: Indices, number: Indices) -> Indices:
+    times = np.full(len(first), _NO_TOKEN)
+    some = np.flatnonzero(number >= 0)
+    texts = tokens.texts.take(pa.array(tokens.place[first[some] + number[some]]))
+    times[some] = texts.cast(pa.int64()).to_numpy()
+    return times
 
 
 class _TableOfShape:
@@ -481,7 +483,7 @@ class _TableOfShape:
         self._shape, self._types, self._options = shape, types, options
         self._tokens = rows.scan.tokens
         self._data, self._commit_ts = rows.data[places], rows.commit_ts[places]
-        ops = np.array([0 if one is None else one.op for one in rows.heads], np.int8)
+        ops = np.array([0 if head is None else head.op for head in rows.heads], np.int8)
         self._op = ops[rows.head[places]]
         self._updates = np.flatnonzero(self._op == _UPDATE)
         updated = places[self._updates]
@@ -491,20 +493,20 @@ class _TableOfShape:
         self._bad = np.zeros(len(places), np.bool_)
         self._marks: dict[str, dict[str, Mask]] = {name: {} for name in MARKS}
 
-    def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
+    def read(self, records: Records, indices: Indices) -> tuple[ChangeTable, Indices]:
         """Returns the table of the rows, and the indices of the records that it contains.
 
-        ``at``: index in ``records`` of each row's record. A row with a value that the columnar conversion
-        does not accept is left out.
+        ``indices``: index in ``records`` of each row's record. A row with a value that the columnar
+        conversion does not accept is left out.
         """
         columns = [self._column(number) for number in range(len(self._shape.names))]
-        fields = {**self._place(records, at), **self._images(columns)}
+        fields = {**self._place(records, indices), **self._images(columns)}
         table = pa.table(fields, schema=self._types.table)
         if self._bad.any():
             good = np.flatnonzero(~self._bad)
-            table, at = table.take(pa.array(good)), at[good]
+            table, indices = table.take(pa.array(good)), indices[good]
         shape = self._shape
-        return ChangeTable(shape.table, shape.schema, None, table), at
+        return ChangeTable(shape.table, shape.schema, None, table), indices
 
     def _column(self, number: int) -> pa.Array:
         """Returns one column's values of all rows, followed by its values before the update of updated rows.
@@ -518,22 +520,22 @@ class _TableOfShape:
         places = pa.array(self._tokens.place[tokens], mask=null if null.any() else None)
         texts = self._tokens.texts.take(places)
         if self._shape.binary_text == "utf-8" and row_of(column.type).reader == "binary":
-            found = _from_utf8(texts)
+            converted = _from_utf8(texts)
         else:
-            found = from_text(
+            converted = from_text(
                 texts,
                 column.type,
                 **self._types.policies_of(column),
                 time_zone=self._options.zone,
             )
-        if found.unproven is not None:
-            self._refuse(found.unproven)
+        if converted.unproven is not None:
+            self._refuse(converted.unproven)
         for name, marked in self._marks.items():
-            if (mask := getattr(found, name)) is not None:
+            if (mask := getattr(converted, name)) is not None:
                 marked[column.name] = mask[: len(data)]
         if column.name in self._shape.key:
             self._bad |= null[: len(data)]
-        return found.values
+        return converted.values
 
     def _old(self, name: str, data: Indices) -> Indices:
         """Returns the token indices of a column's values before each update.
@@ -549,13 +551,13 @@ class _TableOfShape:
         self._bad |= unproven[:count]
         self._bad[self._updates] |= unproven[count:]
 
-    def _place(self, records: Records, at: Indices) -> dict[str, pa.Array]:
-        count, known = len(at), self._commit_ts >= 0
+    def _place(self, records: Records, indices: Indices) -> dict[str, pa.Array]:
+        count, valid = len(indices), self._commit_ts >= 0
         return {
-            **records.places(at),
+            **records.places(indices),
             "op": op_array(self._op),
-            "commit_ts": pa.array(self._commit_ts, mask=~known),
-            "source": source_lists([self._commit_ts], known),
+            "commit_ts": pa.array(self._commit_ts, mask=~valid),
+            "source": source_lists([self._commit_ts], valid),
             "unavailable": pa.nulls(count, NAMES_TYPE),
             "unavailable_before": pa.nulls(count, NAMES_TYPE),
             **{name: name_lists(marked, count) for name, marked in self._marks.items()},
@@ -566,7 +568,7 @@ class _TableOfShape:
         rows, deleted = np.arange(count), self._op == _DELETE
         before = np.where(deleted, rows, _NO_TOKEN)
         before[self._updates] = count + np.arange(len(self._updates))
-        names = {name: at for at, name in enumerate(self._shape.names)}
+        names = {name: index for index, name in enumerate(self._shape.names)}
         keys = [columns[names[member.name]] for member in self._types.key]
         return {
             "key": _struct(keys, self._types.key, rows, count),
@@ -595,6 +597,8 @@ def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, cou
         return pa.nulls(count, kind)
     if (rows == np.arange(count)).all():
         # These are all rows in their own order, so the columns are sliced instead of copied.
-        return pa.StructArray.from_arrays([one[:count] for one in columns], fields=list(kind))
+        return pa.StructArray.from_arrays([column[:count] for column in columns], fields=list(kind))
     where, mask = pa.array(rows, mask=none), pa.array(none) if none.any() else None
-    return pa.StructArray.from_arrays([one.take(where) for one in columns], fields=list(kind), mask=mask)
+    return pa.StructArray.from_arrays(
+        [column.take(where) for column in columns], fields=list(kind), mask=mask
+    )

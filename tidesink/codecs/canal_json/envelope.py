@@ -197,7 +197,7 @@ def _is_flink_cdc(parsed: Parsed) -> bool:
         isinstance(kind, str)
         and kind in OPS
         and bool(images)
-        and all(isinstance(one, list) for one in images)
+        and all(isinstance(image, list) for image in images)
     )
 
 
@@ -240,8 +240,8 @@ _PLAIN_NAME: Final = re.compile(r"\w+")
 def canal_json_schema() -> dict[str, Any]:
     """Returns the JSON Schema (draft 2020-12) of one canal-json object."""
     text = (files("tidesink.codecs") / "schemas" / _FILE).read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    schema: dict[str, Any] = json.loads(text)
+    return schema
 
 
 class CanalJsonSchema:
@@ -303,8 +303,8 @@ def _reason(error: ValidationError) -> str:
     if keyword == "required":
         return f"{', '.join(repr(name) for name in wanted if name not in value)} is missing"
     if keyword == "additionalProperties" and isinstance(value, dict):
-        known = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
-        unknown = sorted(value.keys() - known.keys())
+        members = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
+        unknown = sorted(value.keys() - members.keys())
         return f"{', '.join(map(shown, unknown))} is not a known member"
     words = _WORDS.get(keyword, f"breaks the rule {keyword}")
     what = f"the {_KINDS[type(value)]}" if isinstance(value, dict | list) else _json_text(value)

@@ -131,8 +131,8 @@ def stamped_es(values: pa.Array) -> pa.Int64Array:
 
     It is null for records that are not in TiCDC's format.
     """
-    found = pc.extract_regex(values, _ES_OF)
-    return pc.struct_field(found, ["es"]).cast(pa.string()).cast(pa.int64())
+    matches = pc.extract_regex(values, _ES_OF)
+    return pc.struct_field(matches, ["es"]).cast(pa.string()).cast(pa.int64())
 
 
 def compacted(values: pa.Array) -> pa.Array | None:
@@ -141,8 +141,8 @@ def compacted(values: pa.Array) -> pa.Array | None:
     The bytes of the tokens do not change. A value that is not valid JSON is returned unchanged.
     """
     texts = values.to_pylist()
-    found = [value and _compacted(value) for value in texts]
-    return None if found == texts else pa.array(found, pa.large_binary())
+    compact = [value and _compacted(value) for value in texts]
+    return None if compact == texts else pa.array(compact, pa.large_binary())
 
 
 def _compacted(value: bytes) -> bytes:
@@ -168,9 +168,9 @@ def scan(values: pa.Array) -> Scan:
     count = len(cuts.where)
     pieces = _pieces(data, _monotonic(cuts.bounds))
     # The pieces of each record: head, es, between, ts, types, body, and the gap to the next record.
-    at = 7 * np.arange(count)
-    head = pieces.take(pa.array((at[:, None] + (0, 2, 4)).ravel()))
-    body = pieces.take(pa.array(at + 5))
+    first = 7 * np.arange(count)
+    head = pieces.take(pa.array((first[:, None] + (0, 2, 4)).ravel()))
+    body = pieces.take(pa.array(first + 5))
     bodies = _Bodies(body)
     tokens, skeletons = bodies.tokens()
     return Scan(
@@ -236,7 +236,7 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
     have the same members at the same offsets. This repeats for the remaining records, because only few
     different lengths occur in a batch.
     """
-    found: list[tuple[Indices, Indices]] = []
+    parts: list[tuple[Indices, Indices]] = []
     alone = 0
     while len(rest) and alone < _MOST_ALONE:
         rest, cut = _first_cut(data, offsets, rest)
@@ -244,12 +244,12 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
             break
         fits = _fits(data, offsets[rest], offsets[rest + 1], cut)
         where, rest = rest[fits], rest[~fits]
-        found.append((where, _bounds(offsets, where, cut)))
+        parts.append((where, _bounds(offsets, where, cut)))
         alone += len(where) < len(rest) * _FITTING_COSTS
-    found.append(_each_cut(data, offsets, rest))
-    where = np.concatenate([one for one, _ in found])
-    bounds = np.concatenate([one for _, one in found])
-    if len(found) == 2 and not len(rest):
+    parts.append(_each_cut(data, offsets, rest))
+    where = np.concatenate([indices for indices, _ in parts])
+    bounds = np.concatenate([limits for _, limits in parts])
+    if len(parts) == 2 and not len(rest):
         return Cuts(where, bounds)
     order = np.argsort(where, kind="stable")
     return Cuts(where[order], bounds[order])
@@ -261,10 +261,10 @@ def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, C
     ``rest``: ascending batch indices of the records. If no record has TiCDC's format, the result has no
     records, and None instead of offsets.
     """
-    for at, one in enumerate(rest.tolist()):
-        cut = _cut(data[offsets[one] : offsets[one + 1]])
+    for position, record in enumerate(rest.tolist()):
+        cut = _cut(data[offsets[record] : offsets[record + 1]])
         if cut is not None:
-            return rest[at:], cut
+            return rest[position:], cut
     return rest[:0], None
 
 
@@ -274,15 +274,17 @@ def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, In
     Returns the batch indices of the records in TiCDC's format, and their bounds as in ``Cuts.bounds``.
     """
     spans = zip(rest.tolist(), offsets[rest].tolist(), offsets[rest + 1].tolist(), strict=True)
-    cuts = [(one, start, _cut(data[start:end]), end) for one, start, end in spans]
-    bounds = [(start, *(start + at for at in cut), end) for _, start, cut, end in cuts if cut is not None]
-    where = [one for one, _, cut, _ in cuts if cut is not None]
+    cuts = [(record, start, _cut(data[start:end]), end) for record, start, end in spans]
+    bounds = [
+        (start, *(start + offset for offset in cut), end) for _, start, cut, end in cuts if cut is not None
+    ]
+    where = [record for record, _, cut, _ in cuts if cut is not None]
     return np.array(where, np.int64), np.array(bounds, np.int64).reshape(-1, 7)
 
 
 def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
     starts = offsets[where]
-    return np.column_stack([starts, *(starts + at for at in cut), offsets[where + 1]])
+    return np.column_stack([starts, *(starts + offset for offset in cut), offsets[where + 1]])
 
 
 def _cut(record: Bytes) -> Cut | None:
@@ -292,8 +294,8 @@ def _cut(record: Bytes) -> Cut | None:
     start of ``,"old":``.
     """
     text = record.tobytes()
-    at = text.find(_ES)
-    stamps = _STAMPS.match(text, at) if at > 0 else None
+    start = text.find(_ES)
+    stamps = _STAMPS.match(text, start) if start > 0 else None
     old = -1 if stamps is None else text.find(_OLD, stamps.end())
     if stamps is None or old < 0 or text.find(b'"data":', 0, old) >= 0:
         return None
@@ -315,15 +317,15 @@ def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
     # A 0 in the pattern matches any digit.
     fits &= _like(context, _ES + digits + _TS + more + b",")
     fits &= _like(_windows(data, starts + old, len(_OLD)), _OLD)
-    for at, end in ((es, es_end), (ts, ts_end)):
-        fits &= (context[:, at + before] != _ZERO) | (end - at == 1)
+    for start, end in ((es, es_end), (ts, ts_end)):
+        fits &= (context[:, start + before] != _ZERO) | (end - start == 1)
     return fits
 
 
 def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
     """Returns a matrix with one row of ``size`` bytes from each start position."""
-    found: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
-    return found
+    windows: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
+    return windows
 
 
 def _like(windows: Bytes, pattern: bytes) -> Mask:
@@ -331,8 +333,8 @@ def _like(windows: Bytes, pattern: bytes) -> Mask:
     low = np.frombuffer(pattern, np.uint8)
     other = windows - low > (low == _ZERO).astype(np.uint8) * 9
     # Rows are tested one by one only if necessary, since that is far slower.
-    found: Mask = ~other.any(axis=1) if other.any() else np.ones(len(windows), np.bool_)
-    return found
+    matches: Mask = ~other.any(axis=1) if other.any() else np.ones(len(windows), np.bool_)
+    return matches
 
 
 # The tokens of bodies
@@ -430,14 +432,14 @@ class _Bodies:
             self._refuse(begin[~_like(_windows(self.data, begin, 4), b"null")] - 1)
 
     def _end_numbers(self, begin: Indices, end: Indices, number: Mask) -> None:
-        at = begin[number]
-        if len(at):
-            others = _windows(self.data, at, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
+        starts = begin[number]
+        if len(starts):
+            others = _windows(self.data, starts, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
             # A number with too many digits ends here, and its record is marked as not proven.
             others[:, -1] = True
             length = np.argmax(others, axis=1)
-            end[number] = at + length
-            self._refuse(at[(length > MOST_DIGITS) | ((self.data[at] == _ZERO) & (length > 1))] - 1)
+            end[number] = starts + length
+            self._refuse(starts[(length > MOST_DIGITS) | ((self.data[starts] == _ZERO) & (length > 1))] - 1)
 
     def _refuse_control(self, places: _Places) -> None:
         """Marks bodies with control characters inside a text as not proven, because JSON forbids them there.
@@ -464,29 +466,29 @@ class _Bodies:
         bounds[-1] = bounds[-2] if len(begin) else 0
         # Arrow needs ascending bounds. Tokens overlap only in records that are not proven.
         texts = _array(pa.string(), np.maximum.accumulate(bounds), pa.py_buffer(self.data))
-        place = 2 * np.arange(len(begin))
+        indices = 2 * np.arange(len(begin))
         escaped = self._with_escapes(begin)
         escaped = escaped[text[escaped]]
         if len(escaped):
             decoded = _decoded(self._between(begin[escaped], end[escaped]))
-            self._refuse(begin[escaped[[one is None for one in decoded]]])
-            place[escaped] = len(texts) + np.arange(len(escaped))
+            self._refuse(begin[escaped[[value is None for value in decoded]]])
+            indices[escaped] = len(texts) + np.arange(len(escaped))
             texts = pa.concat_arrays([texts, pa.array(decoded, pa.string())])
-        return Tokens(first, null, kind == _NUMBER_KIND, place, texts)
+        return Tokens(first, null, kind == _NUMBER_KIND, indices, texts)
 
     def _with_escapes(self, begin: Indices) -> Indices:
         """Returns the indices of tokens with a backslash between their start and the next token's start."""
-        found = np.searchsorted(begin, self._slashes, "right") - 1
-        found = found[found >= 0]
-        distinct: Indices = found[np.diff(found, prepend=-1) != 0]
+        indices = np.searchsorted(begin, self._slashes, "right") - 1
+        indices = indices[indices >= 0]
+        distinct: Indices = indices[np.diff(indices, prepend=-1) != 0]
         return distinct
 
     def _between(self, begin: Indices, end: Indices) -> list[bytes]:
         bounds = np.maximum.accumulate(np.column_stack([begin, end]).ravel()).astype(np.int32)
-        found: list[bytes] = (
+        slices: list[bytes] = (
             _pieces(self.data, bounds).take(pa.array(np.arange(0, len(bounds), 2))).to_pylist()
         )
-        return found
+        return slices
 
     def _skeletons(self, places: _Places, first: Indices) -> pa.BinaryArray:
         bounds = np.empty(2 * len(places.begin) + 2, np.int64)
@@ -501,18 +503,18 @@ class _Bodies:
 def _decoded(raw: list[bytes]) -> list[str | None]:
     """Returns the decoded texts of JSON strings; None for bytes that are not a JSON string."""
     try:
-        found: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
+        texts: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
     except orjson.JSONDecodeError:
-        return [_decoded_alone(one) for one in raw]
-    return found
+        return [_decoded_alone(text) for text in raw]
+    return texts
 
 
 def _decoded_alone(raw: bytes) -> str | None:
     try:
-        found = orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return None
-    return found if type(found) is str else None
+    return value if type(value) is str else None
 
 
 def ends(values: pa.Array) -> Indices:
@@ -527,8 +529,8 @@ def odd_starts(values: pa.Array) -> Indices:
     """
     data, offsets = _bytes_of(values)
     some = np.flatnonzero(np.diff(offsets) > 0)
-    found: Indices = some[data[offsets[some]] != _OBJECT]
-    return found
+    odd: Indices = some[data[offsets[some]] != _OBJECT]
+    return odd
 
 
 # The tables of records
@@ -578,7 +580,7 @@ class NamedRecords(NamedTuple):
 
     def own(self, table: TableId) -> Mask:
         """Returns a mask of the records of a table, including all records that name no table."""
-        return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
+        return np.array([*(other == table for other in self.tables), True], np.bool_)[self.codes]
 
 
 @dataclass(frozen=True)
@@ -599,22 +601,22 @@ class TableNames:
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
         named = [self._in_head(head) for head in heads.dictionary.to_pylist()]
         # A record that seems to name another table is parsed completely, to be certain.
-        by_head = [tables.get(one.table, _TO_PARSE) if one.table else _TO_PARSE for one in named]
+        by_head = [tables.get(entry.table, _TO_PARSE) if entry.table else _TO_PARSE for entry in named]
         indices = _indices(heads)
         codes = np.array([*by_head, _NO_TABLE], np.int64)[indices]
-        ddl = np.array([*(one.may_be_ddl for one in named), False], np.bool_)[indices]
+        ddl = np.array([*(entry.may_be_ddl for entry in named), False], np.bool_)[indices]
         ddl[ddl] = _marked(values.filter(pa.array(ddl)))
         unlisted, watermarks = np.zeros((2, len(codes)), np.bool_)
-        for at in np.flatnonzero(codes == _TO_PARSE).tolist():
-            value = self._opened(values[at].as_py())
+        for index in np.flatnonzero(codes == _TO_PARSE).tolist():
+            value = self._opened(values[index].as_py())
             if _WATERMARK_FORM.fullmatch(value):
-                codes[at], watermarks[at] = _NO_TABLE, True
+                codes[index], watermarks[index] = _NO_TABLE, True
                 continue
             parsed = _parsed(value)
             table = _table_of(parsed)
-            codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
-            unlisted[at] = table is not None and table not in self.known and _is_row(parsed)
-            ddl[at] = isinstance(parsed, dict) and parsed.get("isDdl") is True
+            codes[index] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
+            unlisted[index] = table is not None and table not in self.known and _is_row(parsed)
+            ddl[index] = isinstance(parsed, dict) and parsed.get("isDdl") is True
         return NamedRecords(tuple(tables), codes, unlisted, ddl, watermarks)
 
     def _in_head(self, head: bytes) -> _Head:
@@ -655,23 +657,23 @@ class Census(NamedTuple):
 
 def census(records: Iterator[pa.RecordBatch]) -> Census:
     """Returns the tables that have a row change among the records, and the compression of their values."""
-    found: set[TableId] = set()
+    tables: set[TableId] = set()
     compression: Compression = "none"
     for batch in records:
         values = batch.column("value")
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
         named = [_head_of(head).table for head in heads.dictionary.to_pylist()]
-        for at, code in enumerate(_indices(heads).tolist()):
-            if code == len(named) or named[code] in found:
+        for index, code in enumerate(_indices(heads).tolist()):
+            if code == len(named) or named[code] in tables:
                 continue
-            value: bytes = values[at].as_py()
+            value: bytes = values[index].as_py()
             if compression == "none" and not value.startswith(b"{"):
                 compression = compression_of(value)
             parsed = _parsed(value)
             table = _table_of(parsed)
             if table is not None and _is_row(parsed):
-                found.add(table)
-    return Census(frozenset(found), compression)
+                tables.add(table)
+    return Census(frozenset(tables), compression)
 
 
 class MarkedDdl(NamedTuple):
@@ -697,11 +699,11 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
     for batch in records:
         if size >= most_bytes and len(batch):
             return MarkedDdl(values, offsets, times, batch.column("offset")[0].as_py())
-        found = batch.filter(pa.array(_marked(batch.column("value"))))
-        marked = found.column("value").to_pylist()
+        matching = batch.filter(pa.array(_marked(batch.column("value"))))
+        marked = matching.column("value").to_pylist()
         values += marked
-        offsets += found.column("offset").to_pylist()
-        times += found.column("timestamp").to_pylist()
+        offsets += matching.column("offset").to_pylist()
+        times += matching.column("timestamp").to_pylist()
         size += sum(map(len, marked))
     return MarkedDdl(values, offsets, times, None)
 
@@ -735,12 +737,12 @@ def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWord
 
 def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
     """Returns the newest row metadata for each list of column names."""
-    found: dict[tuple[str, ...], RowWords] = {}
-    for one in words:
-        known = found.get(one.names)
-        if known is None or known.offset <= one.offset:
-            found[one.names] = one
-    return list(found.values())
+    newest: dict[tuple[str, ...], RowWords] = {}
+    for form in words:
+        previous = newest.get(form.names)
+        if previous is None or previous.offset <= form.offset:
+            newest[form.names] = form
+    return list(newest.values())
 
 
 def _row_words(offset: int, parsed: Any) -> RowWords | None:
@@ -764,8 +766,8 @@ def _indices(heads: pa.DictionaryArray) -> Indices:
 
     A record without a value gets the number of dictionary entries.
     """
-    found: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
-    return found.astype(np.int64)
+    indices: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64)
 
 
 class _Head(NamedTuple):
@@ -779,14 +781,14 @@ class _Head(NamedTuple):
 
 
 def _head_of(head: bytes) -> _Head:
-    found = _HEAD.match(head)
-    if found is None:
+    match = _HEAD.match(head)
+    if match is None:
         return _Head()
     try:
-        schema, name = (json.loads(b'"' + part + b'"') for part in found.groups())
+        schema, name = (json.loads(b'"' + part + b'"') for part in match.groups())
     except ValueError:
         return _Head()
-    return _Head(TableId(schema, name), _ROW_HEADS.match(head, found.end()) is None) if name else _Head()
+    return _Head(TableId(schema, name), _ROW_HEADS.match(head, match.end()) is None) if name else _Head()
 
 
 def _marked(values: pa.Array) -> Mask:
@@ -795,8 +797,8 @@ def _marked(values: pa.Array) -> Mask:
     Quotes inside a row's text are escaped, so such text does not match.
     """
     marked = pc.match_substring_regex(values, _DDL_MARK).fill_null(False)
-    found: Mask = marked.to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = marked.to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _parsed(value: bytes) -> Any:

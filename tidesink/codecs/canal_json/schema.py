@@ -268,34 +268,34 @@ class RowShapes:
         if self._version != self._definitions.version:
             self._shapes.clear()
             self._version = self._definitions.version
-        self._recent = found = self._other((database, name), (names, mysql_type, pk_names), commit_ts)
-        return found
+        self._recent = shape = self._other((database, name), (names, mysql_type, pk_names), commit_ts)
+        return shape
 
     def _other(
         self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
     ) -> RowShape:
         """Returns the cached or new shape of a row that does not match the most recent shape."""
         try:
-            known = self._shapes[table]  # type: ignore[index]  # an invalid key is not in the dict
+            cached = self._shapes[table]  # type: ignore[index]  # an invalid key is not in the dict
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object instead of a name
-            known = []
-        for shape in known:
-            said = (shape.names, shape.mysql_type, shape.pk_names)
-            if said == words and shape.since <= commit_ts < shape.until:
+            cached = []
+        for shape in cached:
+            shape_words = (shape.names, shape.mysql_type, shape.pk_names)
+            if shape_words == words and shape.since <= commit_ts < shape.until:
                 return shape
         named, (names, types, keys) = _table(*table), words
         shape = self._build(named, _Words(names, _types(types), _names(keys)), commit_ts)
-        self._shapes[named] = [shape, *known][:_KEPT_SHAPES]
+        self._shapes[named] = [shape, *cached][:_KEPT_SHAPES]
         return shape
 
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
         """Returns a new shape for a row's names, with the column types that are valid at ``commit_ts``."""
-        known = self._defined(table)
-        complete = all(fold_name(name) in known for name in words.names)
+        defined = self._defined(table)
+        complete = all(fold_name(name) in defined for name in words.names)
         # The row may be older than a DDL that dropped the column or the table.
-        known = {fold_name(c.name): c for c in self._definitions.dropped_columns(table)} | known
-        columns = tuple(self._columns(words, known, commit_ts))
-        changes = sorted({was.until for c in known.values() for was in c.earlier})
+        defined = {fold_name(c.name): c for c in self._definitions.dropped_columns(table)} | defined
+        columns = tuple(self._columns(words, defined, commit_ts))
+        changes = sorted({was.until for c in defined.values() for was in c.earlier})
         bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
         return RowShape(
             table=table,
@@ -308,8 +308,8 @@ class RowShapes:
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
             key=self._key(table, words),
             wire_types=None if complete else words.types,
-            since=max((at for at in changes if at <= commit_ts), default=0),
-            until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
+            since=max((change for change in changes if change <= commit_ts), default=0),
+            until=min((change for change in changes if change > commit_ts), default=NEVER + 1),
             binary_text=self._binary_text,
         )
 
@@ -323,13 +323,13 @@ class RowShapes:
         definition = self._definitions.get(table)
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
-    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
+    def _columns(self, words: _Words, definitions: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         """Yields the columns of a row with their types, in the row's order.
 
-        ``words``: names in the row's message. ``known``: defined columns by folded name.
+        ``words``: names in the row's message. ``definitions``: defined columns by folded name.
         """
         for name in words.names:
-            word, defined = words.types.get(name), known.get(fold_name(name))
+            word, defined = words.types.get(name), definitions.get(fold_name(name))
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
 
     def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
@@ -364,18 +364,18 @@ class DefinedShapes(RowShapes):
         self._own_keys = own_keys
         self._unread = frozenset(map(fold_name, unread))
 
-    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
+    def _columns(self, words: _Words, definitions: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
         if (twice := _twice(names)) is not None:
             raise SchemaMismatchError(
                 "The row contains the column twice, in upper and lower case.",
                 column=twice,
             )
-        if not known.keys() >= {fold_name(name) for name in names}:
+        if not definitions.keys() >= {fold_name(name) for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
-            word, defined = types.get(name) or "", known[fold_name(name)]
+            word, defined = types.get(name) or "", definitions[fold_name(name)]
             if fold_name(name) in self._unread:
                 yield replace(defined, name=name, type=ColumnType("text"), earlier=())
                 continue
@@ -478,7 +478,7 @@ def _names(pk_names: object) -> list[str]:
 def _twice(names: Sequence[str]) -> str | None:
     """Returns the first name that repeats an earlier name, ignoring case; None if there is no such name."""
     folded = [fold_name(name) for name in names]
-    return next((name for at, name in enumerate(names) if fold_name(name) in folded[:at]), None)
+    return next((name for index, name in enumerate(names) if fold_name(name) in folded[:index]), None)
 
 
 def _column(

@@ -48,10 +48,10 @@ class _Halves(NamedTuple):
         framed = np.flatnonzero(whole.end - whole.start >= HEADER_SIZE)
         framed = framed[whole.data[whole.start[framed]] == 0]
         start = whole.start[framed]
-        found = np.zeros(len(framed), np.int64)
-        for place, shift in _ID_BYTES:
-            found |= whole.data[start + place].astype(np.int64) << shift
-        ids[framed] = found
+        schema_ids = np.zeros(len(framed), np.int64)
+        for offset, shift in _ID_BYTES:
+            schema_ids |= whole.data[start + offset].astype(np.int64) << shift
+        ids[framed] = schema_ids
         ids[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
         return cls(ids, RecordBytes(whole.data, whole.start + HEADER_SIZE, whole.end))
 
@@ -75,14 +75,14 @@ class AvroEnvelopes:
         """
         values, keys = _Halves.of(records.value), _Halves.of(records.key)
         usable = (values.ids >= 0) & (keys.ids >= _NULL)
-        unknown, found = [np.flatnonzero(~usable & (values.ids != _NULL))], Changes()
+        unknown, changes = [np.flatnonzero(~usable & (values.ids != _NULL))], Changes()
         for value, key in _pairs(values.ids[usable], keys.ids[usable]):
             where = np.flatnonzero(usable & (values.ids == value) & (keys.ids == key))
             for envelopes, rest in self._of_schemas(where, values, keys, value, key):
                 unknown.append(rest)
                 if envelopes is not None:
-                    self._tables.read(records, envelopes, options, found)
-        return found.result(records, np.concatenate(unknown), self._is_flattened)
+                    self._tables.read(records, envelopes, options, changes)
+        return changes.result(records, np.concatenate(unknown), self._is_flattened)
 
     def _of_schemas(
         self, where: Indices, values: _Halves, keys: _Halves, value: int, key: int
@@ -129,7 +129,7 @@ def _is_envelope(kind: pa.StructType) -> bool:
 
     Such a record has an op, a source block, an old row and a new row, and no DDL statement.
     """
-    fields = {one.name: one.type for one in kind}
+    fields = {field.name: field.type for field in kind}
     structs = (fields.get(name, pa.null()) for name in ("source", "before", "after"))
     return "ddl" not in fields and fields.get("op") == pa.string() and all(map(pa.types.is_struct, structs))
 
@@ -142,8 +142,8 @@ def _decoded(
     ids: SchemaIds,
 ) -> Iterator[tuple[Envelopes | None, Indices]]:
     reader, key_reader = readers
-    found = reader.decoder.decode(values.records.take(where))
-    record, bad = found.record, found.unproven
+    decoded = reader.decoder.decode(values.records.take(where))
+    record, bad = decoded.record, decoded.unproven
     op, source = _field(record, "op"), _field(record, "source")
     empty = pc.or_(op.is_null(), source.is_null()).to_numpy(zero_copy_only=False)
     bad = empty if bad is None else bad | empty
@@ -157,7 +157,7 @@ def _decoded(
         where, record, key = where[~bad], record.take(good), key and key.take(good)
     if len(where):
         schemas = (reader.schema, None if key_reader is None else key_reader.schema)
-        yield from ((one, where[:0]) for one in _by_connector(where, record, key, schemas, ids))
+        yield from ((envelopes, where[:0]) for envelopes in _by_connector(where, record, key, schemas, ids))
 
 
 def _by_connector(
@@ -168,11 +168,11 @@ def _by_connector(
     ids: SchemaIds,
 ) -> Iterator[Envelopes]:
     source = _field(record, "source")
-    names = frozenset(one.name for one in source.type)
+    names = frozenset(field.name for field in source.type)
     connectors = _field(source, "connector") if "connector" in names else pa.nulls(len(where), pa.string())
     distinct = connectors.unique().to_pylist()
-    for one in distinct:
-        connector = one if isinstance(one, str) else ""
+    for value in distinct:
+        connector = value if isinstance(value, str) else ""
         made = Envelopes(
             where=where,
             connector=connector,
@@ -187,7 +187,7 @@ def _by_connector(
             key=None if key is None else _image(key),
         )
         if len(distinct) > 1:
-            same = connectors.is_null() if one is None else pc.equal(connectors, one).fill_null(False)
+            same = connectors.is_null() if value is None else pc.equal(connectors, value).fill_null(False)
             made = made.take(np.flatnonzero(same.to_numpy(zero_copy_only=False)))
         yield made
 

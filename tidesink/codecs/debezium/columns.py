@@ -111,9 +111,9 @@ class Image:
 
     def spread(self, mask: Mask) -> Mask:
         """Converts a mask of the values of ``member`` to a mask of the records."""
-        found = np.zeros(len(self.present), np.bool_)
-        found[self.rows] = mask
-        return found
+        flags = np.zeros(len(self.present), np.bool_)
+        flags[self.rows] = mask
+        return flags
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ def _taken(member: Member, places: Indices) -> Member:
 
 def _some(column: Wire, places: Indices) -> Wire:
     return (
-        [column[at] for at in places.tolist()] if isinstance(column, list) else column.take(pa.array(places))
+        [column[index] for index in places.tolist()]
+        if isinstance(column, list)
+        else column.take(pa.array(places))
     )
 
 
@@ -186,10 +188,10 @@ class Changes:
             topics = records.topic.indices.to_numpy()
             unsure = set(np.unique(topics[unknown]).tolist())
             unsure |= {
-                at for at, name in enumerate(records.topic.dictionary.to_pylist()) if is_flattened(name)
+                code for code, name in enumerate(records.topic.dictionary.to_pylist()) if is_flattened(name)
             }
             marked = _marked_deletes(records, null)
-            more = [at for at in null.tolist() if topics[at] in unsure or at in marked]
+            more = [index for index in null.tolist() if topics[index] in unsure or index in marked]
             left = np.concatenate([left, np.array(more, np.int64)])
         return ColumnarResult(len(records), self.tables, (), np.sort(left))
 
@@ -232,8 +234,8 @@ class EnvelopeTables:
         self._rows, self._ticdc_rows = rows, ticdc_rows
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
 
-    def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, found: Changes) -> None:
-        """Converts envelopes to row changes and adds them to ``found``.
+    def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, changes: Changes) -> None:
+        """Converts envelopes to row changes and adds them to ``changes``.
 
         The indices of envelopes that cannot be converted are added to ``found.left``; the row codec decodes
         these records one by one.
@@ -241,14 +243,14 @@ class EnvelopeTables:
         for table, some in _by_table(envelopes):
             plan = self._plan(table, some, options)
             if plan is None:
-                found.left.append(some.where)
+                changes.left.append(some.where)
             else:
-                _add_changes(records, some, plan, found)
+                _add_changes(records, some, plan, changes)
 
     def _plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
-        place = (id(some.schema), id(some.key_schema), some.key is None, table, some.connector, options)
-        if place in self._plans:
-            return self._plans[place]
+        key = (id(some.schema), id(some.key_schema), some.key is None, table, some.connector, options)
+        if key in self._plans:
+            return self._plans[key]
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         try:
@@ -256,7 +258,7 @@ class EnvelopeTables:
         except DecodeError:
             return None
         if plan is not None:
-            self._plans[place] = plan
+            self._plans[key] = plan
         return plan
 
     def _new_plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
@@ -277,7 +279,7 @@ class EnvelopeTables:
         types = RowTypes(schema, keys or None, options)
         fields = _Fields(rows, schema, types, options)
         wires = {wire for wire, _, _ in key.fields} if key is not None else set()
-        defaults = {one.wire: one.schema.default for one in before.fields}
+        defaults = {field.wire: field.schema.default for field in before.fields}
         return _Plan(
             table=table,
             schema=schema,
@@ -302,8 +304,8 @@ class _Fields(NamedTuple):
 
     def of(self, shape: Shape) -> tuple[_Field, ...]:
         """Returns the steps that read the columns of a row, in the order of the row's schema."""
-        own = {one.name: one.schema for one in shape.schema.fields}
-        columns: dict[str, Column] = {one.name: one for one in shape.columns}
+        own = {field.name: field.schema for field in shape.schema.fields}
+        columns: dict[str, Column] = {column.name: column for column in shape.columns}
         return tuple(
             _Field(wire, name, self._step(own[name], columns[name])) for wire, name, _ in shape.fields
         )
@@ -319,12 +321,12 @@ def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
     names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
     columns = [envelopes.source(name) for name in names]
     distinct = [_distinct(column) for column in columns]
-    if all(len(found) == 1 for found in distinct):
-        yield _table(envelopes, names, [found[0] for found in distinct]), envelopes
+    if all(len(unique) == 1 for unique in distinct):
+        yield _table(envelopes, names, [unique[0] for unique in distinct]), envelopes
         return
     places: dict[tuple[Any, ...], list[int]] = {}
-    for at, values in enumerate(zip(*map(_listed, columns), strict=True)):
-        places.setdefault(values, []).append(at)
+    for index, values in enumerate(zip(*map(_listed, columns), strict=True)):
+        places.setdefault(values, []).append(index)
     for values, some in places.items():
         yield _table(envelopes, names, values), envelopes.take(np.array(some, np.int64))
 
@@ -340,12 +342,12 @@ def _listed(column: Wire) -> list[Any]:
 def _distinct(column: Wire) -> list[Any]:
     if isinstance(column, list):
         return list(dict.fromkeys(column))
-    found: list[Any] = column.unique().to_pylist()
-    return found
+    values: list[Any] = column.unique().to_pylist()
+    return values
 
 
-def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
-    """Adds the row changes of one table's envelopes to ``found``.
+def _add_changes(records: Records, some: Envelopes, plan: _Plan, changes: Changes) -> None:
+    """Adds the row changes of one table's envelopes to ``changes``.
 
     The indices of records that are not decoded without doubt are added to ``found.left``; the row codec
     decodes these records one by one.
@@ -357,7 +359,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     before = _read_image(plan.before, some.before, left)
     # The row codec refuses these records, or proves that their geometries are empty.
     for wire in plan.shapes if some.after.present.any() else ():
-        unsent = [is_unsent_shape(one) for one in _listed(some.after.member(wire))]
+        unsent = [is_unsent_shape(value) for value in _listed(some.after.member(wire))]
         left |= some.after.spread(np.array(unsent, np.bool_))
     left |= deleted & _blank_key(plan, some)
     key = _read_key(plan, some, left)
@@ -382,15 +384,15 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     table = pa.Table.from_arrays(ordered, schema=plan.types.table)
     if left.any():
         table = table.filter(pa.array(~left))
-        found.left.append(some.where[left])
-    found.tables.append(ChangeTable(plan.table, plan.schema, some.ids, table))
+        changes.left.append(some.where[left])
+    changes.tables.append(ChangeTable(plan.table, plan.schema, some.ids, table))
 
 
 def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
     coded = _coded(ops)
     codes = np.array([_OP_CODES.get(op, _LEFT) for op in coded.dictionary.to_pylist()], np.int8)
-    found: npt.NDArray[np.int8] = codes[coded.indices.to_numpy()]
-    return found
+    op_codes: npt.NDArray[np.int8] = codes[coded.indices.to_numpy()]
+    return op_codes
 
 
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
@@ -400,14 +402,14 @@ def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str,
     """
     if not image.present.any():
         return None
-    found = {}
+    columns = {}
     for wire, name, step in fields:
         column = step.read(image.member(wire))
         unproven, *marks = (None if mask is None else image.spread(mask) for mask in column[1:])
         if unproven is not None:
             left |= unproven
-        found[name] = TypedColumn(column.values, None, *marks)
-    return found
+        columns[name] = TypedColumn(column.values, None, *marks)
+    return columns
 
 
 def _read_key(plan: _Plan, some: Envelopes, left: Mask) -> pa.Array:
@@ -435,14 +437,14 @@ def _struct(
     arrays = [columns[member.name].values for member in kind]
     if cut is not None:
         alone = pa.array(cut.rows[image.rows])
-        for at, member in enumerate(kind):
+        for index, member in enumerate(kind):
             if member.name in cut.names:
-                arrays[at] = pc.if_else(alone, pa.scalar(None, member.type), arrays[at])
+                arrays[index] = pc.if_else(alone, pa.scalar(None, member.type), arrays[index])
     mask = pa.array(~present) if image.whole and not present.all() else None
-    found = pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
+    rows = pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
     if image.whole or present.all():
-        return found
-    return found.take(pa.array(np.cumsum(present) - 1, mask=~present))
+        return rows
+    return rows.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
 
 class _Cut(NamedTuple):
@@ -461,12 +463,12 @@ def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict
 
     An old row that contains only its key counts as one in which no other column was sent.
     """
-    found = {}
-    for name, one in (columns or {}).items():
-        masks = [mask for mask in (one.unavailable, _cut_rows(cut, name)) if mask is not None]
+    unsent = {}
+    for name, column in (columns or {}).items():
+        masks = [mask for mask in (column.unavailable, _cut_rows(cut, name)) if mask is not None]
         if masks:
-            found[name] = np.logical_or.reduce(masks)
-    return found
+            unsent[name] = np.logical_or.reduce(masks)
+    return unsent
 
 
 def _marked(
@@ -480,17 +482,17 @@ def _marked(
 
     The mark of a delete comes from its old row, and that of any other change from its new row.
     """
-    found: dict[str, Mask] = {
-        name: mask for name, one in (after or {}).items() if (mask := getattr(one, marks)) is not None
+    masks: dict[str, Mask] = {
+        name: mask for name, column in (after or {}).items() if (mask := getattr(column, marks)) is not None
     }
-    for name, one in (before or {}).items():
-        marked: Mask | None = getattr(one, marks)
+    for name, column in (before or {}).items():
+        marked: Mask | None = getattr(column, marks)
         if marked is None:
             continue
         mask, alone = marked & deleted, _cut_rows(cut, name)
         mask = mask if alone is None else mask & ~alone
-        found[name] = found[name] | mask if name in found else mask
-    return {name: found[name] for name in after or before or {} if name in found}
+        masks[name] = masks[name] | mask if name in masks else mask
+    return {name: masks[name] for name in after or before or {} if name in masks}
 
 
 # Postgres' old rows that contain only their key (``envelope``, REPLICA IDENTITY DEFAULT)
@@ -523,14 +525,14 @@ def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
 
     Such a key column may not have been sent.
     """
-    found = np.zeros(len(some.where), np.bool_)
+    blank = np.zeros(len(some.where), np.bool_)
     if plan.connector != POSTGRES or not some.before.present.any():
-        return found
+        return blank
     for wire, default in plan.keys:
         for mask in _blank(some.before.member(wire), default):
             if mask is not None:
-                found |= some.before.spread(mask)
-    return found
+                blank |= some.before.spread(mask)
+    return blank
 
 
 def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
@@ -551,10 +553,10 @@ def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
     ):
         zeros.append(int(default))
     wire = wire.cast(pa.int64()) if not isinstance(zeros[0], str | bytes) else wire
-    found = pc.is_null(wire)
+    blank = pc.is_null(wire)
     for zero in zeros:
-        found = pc.or_(found, pc.fill_null(pc.equal(wire, pa.scalar(zero, wire.type)), False))
-    mask: Mask = found.to_numpy(zero_copy_only=False)
+        blank = pc.or_(blank, pc.fill_null(pc.equal(wire, pa.scalar(zero, wire.type)), False))
+    mask: Mask = blank.to_numpy(zero_copy_only=False)
     return mask, None
 
 
@@ -569,10 +571,10 @@ def _blank_floats(wire: pa.Array, default: object) -> tuple[Mask, Mask | None]:
 
 
 def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | None]:
-    blank = np.array([is_blank(one) or one == default for one in values], np.bool_)
+    blank = np.array([is_blank(value) or value == default for value in values], np.bool_)
     if not isinstance(default, int | Decimal):
         return blank, None
-    unsure = [isinstance(one, float) and one == float(default) for one in values]
+    unsure = [isinstance(value, float) and value == float(default) for value in values]
     return blank, np.array(unsure, np.bool_)
 
 
@@ -587,9 +589,9 @@ def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, p
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())
     if connector == TICDC:
-        found = _ticdc(some, left)
-        if found is not None:
-            return _lists([found], found.is_valid()), found
+        commit_ts = _ticdc(some, left)
+        if commit_ts is not None:
+            return _lists([commit_ts], commit_ts.is_valid()), commit_ts
     numbers = _binlog(some) if connector in _BINLOG else _lsn(some) if connector == POSTGRES else None
     if numbers is not None:
         return _lists(*numbers), unknown
@@ -628,7 +630,7 @@ def _binlog(some: Envelopes) -> tuple[list[pa.Array], pa.Array] | None:
     if pos is None or row is None or "file" not in some.source_names:
         return None
     coded = _coded(some.source("file"))
-    numbers = pa.array([binlog_file_number(one) for one in coded.dictionary.to_pylist()], pa.int64())
+    numbers = pa.array([binlog_file_number(name) for name in coded.dictionary.to_pylist()], pa.int64())
     number = numbers.take(coded.indices)
     return [number, pos, row.fill_null(0)], pc.and_(number.is_valid(), pos.is_valid())
 
@@ -637,13 +639,13 @@ def _lsn(some: Envelopes) -> tuple[list[pa.Array], pa.Array] | None:
     lsn = _whole(some, "lsn")
     if lsn is None:
         return None
-    known = lsn.is_valid()
+    valid = lsn.is_valid()
     if "snapshot" in some.source_names:
         coded = _coded(some.source("snapshot"))
-        streamed = pa.array([one in STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
+        streamed = pa.array([snapshot in STREAMED for snapshot in coded.dictionary.to_pylist()], pa.bool_())
         # A null is not a snapshot.
-        known = pc.and_(known, pc.fill_null(streamed.take(coded.indices), True))
-    return [lsn], known
+        valid = pc.and_(valid, pc.fill_null(streamed.take(coded.indices), True))
+    return [lsn], valid
 
 
 def _coded(column: Wire) -> pa.DictionaryArray:
@@ -651,10 +653,10 @@ def _coded(column: Wire) -> pa.DictionaryArray:
     return array.dictionary_encode()
 
 
-def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
-    """Returns a list array with the numbers of each row, null where ``known`` is false."""
-    columns = [one.fill_null(0).to_numpy() for one in numbers]
-    return source_lists(columns, known.to_numpy(zero_copy_only=False))
+def _lists(numbers: Sequence[pa.Array], valid: pa.Array) -> pa.Array:
+    """Returns a list array with the numbers of each row, null where ``valid`` is false."""
+    columns = [column.fill_null(0).to_numpy() for column in numbers]
+    return source_lists(columns, valid.to_numpy(zero_copy_only=False))
 
 
 def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
@@ -662,14 +664,14 @@ def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
     members = [_listed(some.source(name)) for name in names]
     if not names:
         return pa.nulls(len(some.where), SOURCE_TYPE)
-    found: list[tuple[int, ...] | None] = []
-    for at, values in enumerate(zip(*members, strict=True)):
+    positions: list[tuple[int, ...] | None] = []
+    for index, values in enumerate(zip(*members, strict=True)):
         position = position_of_source({"connector": some.connector, **dict(zip(names, values, strict=True))})
         if position is not None and max(position) > _MOST_SOURCE:
-            left[at] = True
+            left[index] = True
             position = None
-        found.append(position)
-    return pa.array(found, SOURCE_TYPE)
+        positions.append(position)
+    return pa.array(positions, SOURCE_TYPE)
 
 
 # Null values of flattened topics
@@ -679,6 +681,6 @@ def _marked_deletes(records: Records, null: Indices) -> set[int]:
     """Returns the indices of the null values whose header marks them as deletes."""
     if records.headers is None:
         return set()
-    found = records.headers.take(pa.array(null)).to_pylist()
-    pairs = zip(null.tolist(), found, strict=True)
-    return {at for at, headers in pairs if any(one["key"] == OP_HEADER for one in headers or ())}
+    header_lists = records.headers.take(pa.array(null)).to_pylist()
+    pairs = zip(null.tolist(), header_lists, strict=True)
+    return {index for index, headers in pairs if any(header["key"] == OP_HEADER for header in headers or ())}

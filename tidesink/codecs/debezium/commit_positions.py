@@ -56,10 +56,10 @@ def _binlog_position(file: object, pos: object, behind: int) -> int | None:
     The position is at most the beginning of the next file. Returns None if the file's name or the position is
     not valid.
     """
-    found = _FILE.search(file) if isinstance(file, str) else None
-    if found is None or not _is_count(pos, _MOST):
+    match = _FILE.search(file) if isinstance(file, str) else None
+    if match is None or not _is_count(pos, _MOST):
         return None
-    number = int(found[1])
+    number = int(match[1])
     if number >= _MOST_FILES:
         return None
     return (number << 32) + min(cast("int", pos) + behind, _MOST_BYTES)
@@ -80,8 +80,8 @@ def commit_position(source: Mapping[str, Any]) -> int | None:
     if connector in _BINLOG:
         return _binlog_position(source.get("file"), source.get("pos"), not snapshot)
     if connector == _POSTGRES:
-        at = log_position(source.get("lsn")) if snapshot else _commit_before(source)
-        return None if at is None else at + (not snapshot)
+        position = log_position(source.get("lsn")) if snapshot else _commit_before(source)
+        return None if position is None else position + (not snapshot)
     return None
 
 
@@ -91,10 +91,10 @@ def _commit_before(source: Mapping[str, Any]) -> int | None:
     For the first transaction that a connector sends, returns the row's own LSN.
     """
     sequence = source.get("sequence")
-    found = _SEQUENCE.fullmatch(sequence) if isinstance(sequence, str) else None
-    if found is None:
+    match = _SEQUENCE.fullmatch(sequence) if isinstance(sequence, str) else None
+    if match is None:
         return None
-    return log_position(source.get("lsn")) if found[1] is None else int(found[1])
+    return log_position(source.get("lsn")) if match[1] is None else int(match[1])
 
 
 def commit_positions(
@@ -106,13 +106,13 @@ def commit_positions(
     and ``count`` is the number of rows.
     """
     columns = {name: member(name) for name in _MEMBERS if name in names}
-    found = None
+    positions = None
     if not any(isinstance(column, list) for column in columns.values()):
         find = _binlog_columns if connector in _BINLOG else _lsn_columns if connector == _POSTGRES else None
-        found = find(columns) if find is not None else pa.nulls(count, pa.int64())
-    if found is not None:
-        return found
-    listed = (one if isinstance(one, list) else one.to_pylist() for one in columns.values())
+        positions = find(columns) if find is not None else pa.nulls(count, pa.int64())
+    if positions is not None:
+        return positions
+    listed = (values if isinstance(values, list) else values.to_pylist() for values in columns.values())
     rows = zip(*listed, strict=True) if columns else ((),) * count
     sources = ({"connector": connector, **dict(zip(columns, row, strict=True))} for row in rows)
     return pa.array([commit_position(source) for source in sources], pa.int64())
@@ -127,7 +127,7 @@ def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
     if file is None or pos is None or not pa.types.is_integer(pos.type):
         return None
     coded = file.dictionary_encode()
-    bases = pa.array([binlog_position(one, 0) for one in coded.dictionary.to_pylist()], pa.int64())
+    bases = pa.array([binlog_position(name, 0) for name in coded.dictionary.to_pylist()], pa.int64())
     behind = pc.add(_counts(pos, _MOST), _is_streamed(columns, len(file)).cast(pa.int64()))
     most = pa.scalar(_MOST_BYTES, pa.int64())
     return pc.add(bases.take(coded.indices), pc.min_element_wise(behind, most, skip_nulls=False))
@@ -165,6 +165,6 @@ def _is_streamed(columns: Mapping[str, pa.Array], count: int) -> pa.Array:
     if snapshot is None:
         return pa.array([True] * count)
     coded = snapshot.dictionary_encode()
-    known = pa.array([one in _STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
+    streamed = pa.array([value in _STREAMED for value in coded.dictionary.to_pylist()], pa.bool_())
     # A null is not a snapshot.
-    return pc.fill_null(known.take(coded.indices), True)
+    return pc.fill_null(streamed.take(coded.indices), True)

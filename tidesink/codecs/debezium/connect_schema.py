@@ -103,18 +103,20 @@ def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ..
     Raises:
         SchemaMismatchError: two fields have the same name; the message names the field and both columns.
     """
-    found = tuple(fields)
-    for names in ([one.wire for one in found], [one.name for one in found]):
+    members = tuple(fields)
+    for names in ([member.wire for member in members], [member.name for member in members]):
         seen: dict[str, ConnectField] = {}
-        for name, one in zip(names, found, strict=True):
-            other = seen.setdefault(name, one)
-            if other is not one:
-                columns = "" if other.name == one.name else f", for the columns {other.name} and {one.name}"
+        for name, member in zip(names, members, strict=True):
+            other = seen.setdefault(name, member)
+            if other is not member:
+                columns = (
+                    "" if other.name == member.name else f", for the columns {other.name} and {member.name}"
+                )
                 raise SchemaMismatchError(
                     f"The writer's schema contains the field {shown(name)} twice{columns}. Rename one of "
                     "them at the source."
                 )
-    return found
+    return members
 
 
 _POSTGRES_SOURCE: Final = "io.debezium.connector.postgresql.Source"
@@ -146,19 +148,19 @@ def connect_type(word: object) -> ConnectType:
     return cast(ConnectType, name)
 
 
-def text_parameters(found: object) -> Mapping[str, str]:
+def text_parameters(parameters: object) -> Mapping[str, str]:
     """Returns the parameters of a schema, with all keys and values converted to text.
 
     Raises:
         SchemaMismatchError: the parameters are not a JSON object.
     """
-    if found is None:
+    if parameters is None:
         return NO_PARAMETERS
-    if not isinstance(found, Mapping):
+    if not isinstance(parameters, Mapping):
         raise SchemaMismatchError(
-            f"A Kafka Connect schema has the parameters {shown(found)}, but a JSON object was expected."
+            f"A Kafka Connect schema has the parameters {shown(parameters)}, but a JSON object was expected."
         )
-    return MappingProxyType({str(key): str(value) for key, value in found.items()})
+    return MappingProxyType({str(key): str(value) for key, value in parameters.items()})
 
 
 _PRIMITIVES: Final[dict[str, ConnectType]] = {
@@ -242,12 +244,12 @@ class _Reader:
             return ConnectSchema(_PRIMITIVES[word])
         for name in (word if "." in word else _full(word, namespace), word):
             if name in self.named:
-                found = self.named[name]
-                if found is None:
+                schema = self.named[name]
+                if schema is None:
                     raise SchemaMismatchError(
                         f"The Avro type {name} contains itself. The row of a table cannot have such a type."
                     )
-                return found
+                return schema
         raise SchemaMismatchError(f"The Avro schema refers to the type {word!r}, but does not define it.")
 
     def _object(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
@@ -301,23 +303,23 @@ class _Reader:
 
     def _fields(self, avro: Mapping[str, Any], namespace: str, level: int) -> tuple[ConnectField, ...]:
         fields = avro.get("fields")
-        if not isinstance(fields, list) or not all(isinstance(one, Mapping) for one in fields):
+        if not isinstance(fields, list) or not all(isinstance(field, Mapping) for field in fields):
             raise SchemaMismatchError(
                 f"The fields of an Avro record are {shown(fields)}, but a list of objects was expected."
             )
-        return _with_unique_names(self._field(one, namespace, level) for one in fields)
+        return _with_unique_names(self._field(field, namespace, level) for field in fields)
 
-    def _field(self, one: Mapping[str, Any], namespace: str, level: int) -> ConnectField:
-        wire = one.get("name")
+    def _field(self, avro: Mapping[str, Any], namespace: str, level: int) -> ConnectField:
+        wire = avro.get("name")
         if not isinstance(wire, str):
             raise SchemaMismatchError(
-                f"{shown(one)} is not a field of an Avro record, because it has no name."
+                f"{shown(avro)} is not a field of an Avro record, because it has no name."
             )
-        schema = self.read(one.get("type"), namespace, level + 1)
-        if isinstance(tidb_type := one.get(TIDB_TYPE), str):
+        schema = self.read(avro.get("type"), namespace, level + 1)
+        if isinstance(tidb_type := avro.get(TIDB_TYPE), str):
             with_type = MappingProxyType({**schema.parameters, TIDB_TYPE: tidb_type})
             schema = replace(schema, parameters=with_type)
-        own = one.get("connect.field", schema.parameters.get(SOURCE_NAME, wire))
+        own = avro.get("connect.field", schema.parameters.get(SOURCE_NAME, wire))
         return ConnectField(str(own), schema, wire)
 
 
@@ -360,27 +362,27 @@ def _own_name(name: object) -> str | None:
 
 
 def _avro_parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:
-    found = dict(text_parameters(avro.get("connect.parameters")))
+    parameters = dict(text_parameters(avro.get("connect.parameters")))
     if avro.get("logicalType") == "decimal":
-        found.setdefault("scale", str(avro.get("scale", 0)))
+        parameters.setdefault("scale", str(avro.get("scale", 0)))
         # AvroData writes precision 64 if Connect has none (a Postgres money).
-        if "precision" in found:
-            found.setdefault(PRECISION, found["precision"])
+        if "precision" in parameters:
+            parameters.setdefault(PRECISION, parameters["precision"])
         elif "connect.name" not in avro and "precision" in avro:
-            found.setdefault(PRECISION, str(avro["precision"]))
-    return MappingProxyType(found) if found else NO_PARAMETERS
+            parameters.setdefault(PRECISION, str(avro["precision"]))
+    return MappingProxyType(parameters) if parameters else NO_PARAMETERS
 
 
-def _default(found: object, kind: str) -> object:
+def _default(default: object, kind: str) -> object:
     # Avro writes the bytes of a default as text of U+0000 to U+00FF.
-    if kind in ("bytes", "fixed") and isinstance(found, str):
+    if kind in ("bytes", "fixed") and isinstance(default, str):
         try:
-            return found.encode("latin-1")
+            return default.encode("latin-1")
         except UnicodeEncodeError as error:
             raise SchemaMismatchError(
-                f"The default {shown(found)} in an Avro schema is not valid bytes."
+                f"The default {shown(default)} in an Avro schema is not valid bytes."
             ) from error
-    return found
+    return default
 
 
 def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
@@ -412,27 +414,30 @@ def _read(schema: object, level: int) -> ConnectSchema:
 
 
 def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
-    found = text_parameters(schema.get("parameters"))
+    parameters = text_parameters(schema.get("parameters"))
     # TiCDC (b813e76) with enable-tidb-extension writes it next to a field's type.
     tidb_type = schema.get(TIDB_TYPE)
-    return MappingProxyType({**found, TIDB_TYPE: tidb_type}) if isinstance(tidb_type, str) else found
+    return (
+        MappingProxyType({**parameters, TIDB_TYPE: tidb_type}) if isinstance(tidb_type, str) else parameters
+    )
 
 
-def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
-    if not isinstance(found, list):
+def _fields(fields: object, level: int) -> tuple[ConnectField, ...]:
+    if not isinstance(fields, list):
         raise SchemaMismatchError(
-            f"The fields of a struct in a Kafka Connect schema are {shown(found)}, but an array was expected."
+            f"The fields of a struct in a Kafka Connect schema are {shown(fields)}, but an array was "
+            "expected."
         )
     # TiCDC (b813e76) lists a virtual column twice, in its place and at the end.
-    return tuple(_field(one, level) for one in found)
+    return tuple(_field(field, level) for field in fields)
 
 
-def _field(found: object, level: int) -> ConnectField:
-    wire = found.get("field") if isinstance(found, Mapping) else None
+def _field(raw: object, level: int) -> ConnectField:
+    wire = raw.get("field") if isinstance(raw, Mapping) else None
     if not isinstance(wire, str):
         raise SchemaMismatchError(
-            f"{shown(found)} is not a field of a struct in a Kafka Connect schema, because it has no "
+            f"{shown(raw)} is not a field of a struct in a Kafka Connect schema, because it has no "
             "name in 'field'."
         )
-    schema = _read(found, level + 1)
+    schema = _read(raw, level + 1)
     return ConnectField(schema.parameters.get(SOURCE_NAME, wire), schema, wire)

@@ -136,10 +136,10 @@ class TicdcWriter(ABC):
     def _row(self, event: ChangeEvent, schema: TableSchema, commit_ts: int, topic: str) -> EncodedRecord: ...
 
     @abstractmethod
-    def _control_source(self, place: str) -> Members:
+    def _control_source(self, origin: str) -> Members:
         """Returns the Connect schema of the ``source`` of a DDL or watermark record.
 
-        ``place`` is the database of the DDL, or ``watermark``.
+        ``origin`` is the database of the DDL, or ``watermark``.
         """
 
     @abstractmethod
@@ -207,8 +207,8 @@ class AvroWriter(TicdcWriter):
         written = registered(self._registry, f"{topic}-key", key)
         return written, registered(self._registry, f"{topic}-value", value)
 
-    def _control_source(self, place: str) -> Members:
-        return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(place)}")
+    def _control_source(self, origin: str) -> Members:
+        return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(origin)}")
 
     def _control(self, key: Half, value: Half) -> EncodedRecord:
         parts = self._control_schemas(key[1], value[1])
@@ -219,15 +219,15 @@ class AvroWriter(TicdcWriter):
         return EncodedRecord(parts[0].written(key[0]), parts[1].written(held))
 
     def _control_schemas(self, *schemas: Members) -> tuple[AvroPart, AvroPart]:
-        place = schemas[1]["fields"][0]["name"]  # the source's name, which contains the database
-        known = self._control_parts.get(place)
-        if known is None:
+        name = schemas[1]["fields"][0]["name"]  # the source's name, which contains the database
+        parts = self._control_parts.get(name)
+        if parts is None:
             records = map(avro_of_connect, schemas)
             key, value = (registered(self._registry, record["connect.name"], record) for record in records)
             # A cache of one entry is enough: DDL is rare.
-            self._control_parts = {place: (key, value)}
-            known = key, value
-        return known
+            self._control_parts = {name: (key, value)}
+            parts = key, value
+        return parts
 
 
 @dataclass(frozen=True)
@@ -467,7 +467,7 @@ class JsonWriter(TicdcWriter):
         key_text, value_text = self._schema_texts(schema)
         return self._record(_wrapped(key, key_text), _wrapped(payload, value_text))
 
-    def _control_source(self, place: str) -> Members:  # noqa: ARG002
+    def _control_source(self, origin: str) -> Members:  # noqa: ARG002
         return source_schema(extension=self._options.enable_tidb_extension)
 
     def _control(self, key: Half, value: Half) -> EncodedRecord:
@@ -524,13 +524,13 @@ class JsonWriter(TicdcWriter):
 
 def _start_ts(event: ChangeEvent) -> int:
     source = (event.extension or {}).get("source")
-    found = source.get("start_ts") if isinstance(source, dict) else None
-    if not isinstance(found, int):
+    start_ts = source.get("start_ts") if isinstance(source, dict) else None
+    if not isinstance(start_ts, int):
         raise EncodeError(
             "The setting debezium-include-start-ts needs extension.source.start_ts in each event, "
             "but this event does not have it."
         )
-    return found
+    return start_ts
 
 
 def _image_schema(name: str, part: str, fields: list[Members]) -> Members:

@@ -130,15 +130,15 @@ def _moment(column: Column, text: Value) -> datetime | None:
     Raises:
         EncodeError: the text has another form; context has the column.
     """
-    found = _MOMENT.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _MOMENT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise _refused(column, text)
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
     try:
         if year:  # year 0 is not a valid date in Go either
             datetime(year, month, day)
-        moment = datetime(adjusted, month, day, hour, minute, second, int((found[7] or "").ljust(6, "0")))
+        moment = datetime(adjusted, month, day, hour, minute, second, int((match[7] or "").ljust(6, "0")))
     except ValueError:
         return None
     return moment
@@ -181,10 +181,10 @@ def _timestamp(column: Column, value: Value, zone: ZoneInfo) -> Any:
 
 
 def _time(column: Column, value: Value) -> Any:
-    found = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise _refused(column, value)
-    sign, hour, minute, second, fraction = found.groups()
+    sign, hour, minute, second, fraction = match.groups()
     seconds = (int(hour) * 60 + int(minute)) * 60 + int(second)
     size = seconds * 1_000_000 + int((fraction or "").ljust(6, "0"))
     return -size if sign else size
@@ -323,7 +323,7 @@ def dumped(value: Any) -> str:
     if isinstance(value, RawNumber):
         return value.text
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_dump(name)}:{dumped(one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{_dump(name)}:{dumped(member)}" for name, member in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(dumped, value)) + "]"
     return _dump(value)
@@ -582,7 +582,11 @@ def _table_changes(event: DdlEvent) -> list[Members]:
             "The DDL event comes from a Debezium connector, but only DDL events of TiCDC can be "
             "written. Remove the event from the input."
         )
-    if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
+    if (
+        not isinstance(changes, list)
+        or not all(isinstance(change, dict) for change in changes)
+        or is_deep(changes)
+    ):
         raise EncodeError(
             "A DDL event in TiCDC's debezium protocols contains tableChanges, the whole table "
             "definition of TiDB, but the event's extension does not have it. Only DDL events that "

@@ -95,8 +95,8 @@ def _whole(value: object) -> int | None:
 
 
 def _together(*numbers: int | None) -> Numbers | None:
-    found = tuple(number for number in numbers if number is not None)
-    return found if len(found) == len(numbers) else None
+    present = tuple(number for number in numbers if number is not None)
+    return present if len(present) == len(numbers) else None
 
 
 def binlog_file_number(file: object) -> int | None:
@@ -193,8 +193,8 @@ _CONNECTORS: Final[Mapping[str, _Connector]] = {
 
 def table_members(connector: str) -> tuple[str, ...]:
     """Returns the names of the members of a connector's source block that name the table."""
-    found = _CONNECTORS.get(connector)
-    return ("db", "schema", "table", "collection") if found is None else (found.schema, found.name)
+    members = _CONNECTORS.get(connector)
+    return ("db", "schema", "table", "collection") if members is None else (members.schema, members.name)
 
 
 def position_members(connector: str) -> tuple[str, ...]:
@@ -289,7 +289,9 @@ def _no_column(_name: str) -> bool:
 
 def _marked(columns: Iterable[Column], table: TableId, keys: Collection[str]) -> TableSchema:
     """Returns the columns as a table schema in which the columns in ``keys`` are marked as the key."""
-    marked = (replace(one, handle=one.name in keys, primary_key=one.name in keys) for one in columns)
+    marked = (
+        replace(column, handle=column.name in keys, primary_key=column.name in keys) for column in columns
+    )
     return TableSchema(table, tuple(marked))
 
 
@@ -359,31 +361,35 @@ class Rows:
     def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
         definition = self.definitions.get(table)
         # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
-        named = {one.name: one for one in schema.fields if not skipped(one.wire)}
-        for one in named.values():
-            check_cell(one)
+        named = {field.name: field for field in schema.fields if not skipped(field.wire)}
+        for named_field in named.values():
+            check_cell(named_field)
         columns = {
             name: (definition and definition.by_name.get(name))
-            or column_of(one, zero_defaults=schema.zero_defaults)
-            for name, one in named.items()
+            or column_of(field, zero_defaults=schema.zero_defaults)
+            for name, field in named.items()
         }
-        fields = tuple((one.wire, name, self._reader(one, columns[name])) for name, one in named.items())
+        fields = tuple(
+            (field.wire, name, self._reader(field, columns[name])) for name, field in named.items()
+        )
         return Shape(schema, fields, tuple(columns.values()))
 
-    def _reader(self, one: ConnectField, column: Column) -> ValueReader:
-        return reader_of(one.schema, column=column, modes=self.modes)
+    def _reader(self, field: ConnectField, column: Column) -> ValueReader:
+        return reader_of(field.schema, column=column, modes=self.modes)
 
     def _without_schema(self, raw: Mapping[str, Any], table: TableId) -> RowRead:
         values: dict[str, Value] = {}
         unavailable: list[str] = []
         columns: list[Column] = []
         declared, learned = self.definitions.get(table), self.learned.get(table)
-        for name, one in raw.items():
-            if is_cell(one):
+        for name, raw_value in raw.items():
+            if is_cell(raw_value):
                 raise SchemaMismatchError(CELLS.format(name)).with_context(column=name)
-            known = declared.by_name.get(name) if declared else None
+            defined = declared.by_name.get(name) if declared else None
             guess = learned.by_name.get(name) if learned else None
-            column, value = self._declared(known, one) if known else self._guessed(name, one, guess)
+            column, value = (
+                self._declared(defined, raw_value) if defined else self._guessed(name, raw_value, guess)
+            )
             columns.append(column)
             if value is UNAVAILABLE_PLACEHOLDER:
                 unavailable.append(name)
@@ -396,13 +402,13 @@ class Rows:
 
         The same tuple is returned each time, so that the columns' table schema is created only once.
         """
-        place = tuple(map(id, columns))
-        known = self._tuples.get(place)
-        if known is None:
+        key = tuple(map(id, columns))
+        cached = self._tuples.get(key)
+        if cached is None:
             if len(self._tuples) >= _MOST_SHAPES:
                 self._tuples.clear()
-            known = self._tuples[place] = tuple(columns)
-        return known
+            cached = self._tuples[key] = tuple(columns)
+        return cached
 
     def _declared(self, column: Column, raw: object) -> _Typed:
         return column, self._readers.get(column)(raw)
@@ -531,9 +537,9 @@ def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
     before = value.payload.get("before")
     if value.payload["op"] == "d" or not isinstance(before, Mapping):
         return value
-    found = None if value.schema is None else value.schema.field("before")
-    named: dict[str, str] = {one.wire: one.name for one in found.fields} if found is not None else {}
-    row = {wire: one for wire, one in before.items() if fold_name(named.get(str(wire), str(wire))) in names}
+    schema = None if value.schema is None else value.schema.field("before")
+    named: dict[str, str] = {field.wire: field.name for field in schema.fields} if schema is not None else {}
+    row = {wire: old for wire, old in before.items() if fold_name(named.get(str(wire), str(wire))) in names}
     return value._replace(payload={**value.payload, "before": row})
 
 
@@ -612,7 +618,9 @@ _POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geome
 
 def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
     """Returns the names, as in the record, of a row's PostGIS columns that are NOT NULL."""
-    return tuple(one.wire for one in row.fields if one.schema.name in _POSTGIS and not one.schema.optional)
+    return tuple(
+        field.wire for field in row.fields if field.schema.name in _POSTGIS and not field.schema.optional
+    )
 
 
 def is_unsent_shape(raw: object) -> bool:
@@ -651,8 +659,8 @@ def check_shapes(
     if schema is not None:
         names: Iterable[str] = required_shapes(schema)
     else:
-        known = definition.by_name if definition is not None else {}
-        names = (name for name in row if name not in known or not known[name].nullable)
+        columns = definition.by_name if definition is not None else {}
+        names = (name for name in row if name not in columns or not columns[name].nullable)
     for name in names:
         if not is_unsent_shape(row.get(name)):
             continue
@@ -687,8 +695,11 @@ def _with_key_columns(change: Change, rows: Rows) -> Change:
     more = {column.name: column for column in change.keyed.read.columns if column.name not in there}
     values = {name: row[name] for name in more if name in row}
     before, after = (
-        one and RowRead({**one.values, **values}, rows.same([*one.columns, *more.values()]), one.unavailable)
-        for one in images
+        image
+        and RowRead(
+            {**image.values, **values}, rows.same([*image.columns, *more.values()]), image.unavailable
+        )
+        for image in images
     )
     return change._replace(before=before, after=after, extension={**change.extension, KEY_ONLY: tuple(more)})
 
@@ -754,21 +765,21 @@ def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) 
 def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | None:
     if schema is None:
         return None
-    found = schema.field(part)
-    if found is None or found.type != "struct":
+    image = schema.field(part)
+    if image is None or image.type != "struct":
         raise SchemaMismatchError(f"The envelope's schema has no struct field {part!r}.")
-    return found
+    return image
 
 
 def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = {"op": payload["op"], "source": kept(dict(payload["source"]), "source")}
+    extension: dict[str, object] = {"op": payload["op"], "source": kept(dict(payload["source"]), "source")}
     for name in ("ts_ms", "transaction", "updateDescription"):
         if payload.get(name) is not None:
-            found[name] = kept(payload[name], name)
+            extension[name] = kept(payload[name], name)
     for name, value in message.headers:
         if name in _CHANGED_KEYS and value is not None:
-            found[_CHANGED_KEYS[name]] = value.decode("utf-8", "replace")
-    return found
+            extension[_CHANGED_KEYS[name]] = value.decode("utf-8", "replace")
+    return extension
 
 
 def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] | None:
@@ -782,7 +793,7 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
     if uncertain:
         change.extension[DOUBTED_KEY] = uncertain
     if unsent:
-        return {name: one for name, one in before.values.items() if name not in unsent}
+        return {name: value for name, value in before.values.items() if name not in unsent}
     if _is_key_alone(change):
         return {name: before.values[name] for name in keyed.row if name in before.values}
     return before.values
@@ -843,8 +854,8 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
     is_other_sent = not names - key <= blank
     if key & blank & optional or (is_other_sent and key <= blank):
         return _StandIns(frozenset(own.get(name, name) for name in blank))
-    found = (own.get(name, name) for name in raw if name in key & blank)
-    return _StandIns(uncertain=tuple(found) if is_other_sent else ())
+    blank_keys = (own.get(name, name) for name in raw if name in key & blank)
+    return _StandIns(uncertain=tuple(blank_keys) if is_other_sent else ())
 
 
 def _old_columns(
@@ -857,17 +868,19 @@ def _old_columns(
     null, the type's zero, or the default.
     """
     if schema is not None:
-        own = {one.wire: one.name for one in schema.fields}
-        optional = frozenset(one.wire for one in schema.fields if one.schema.optional)
-        defaults = {one.wire: one.schema.default for one in schema.fields}
-        blank = frozenset(name for name, one in raw.items() if is_blank(one) or one == defaults.get(name))
+        own = {field.wire: field.name for field in schema.fields}
+        optional = frozenset(field.wire for field in schema.fields if field.schema.optional)
+        defaults = {field.wire: field.schema.default for field in schema.fields}
+        blank = frozenset(
+            name for name, value in raw.items() if is_blank(value) or value == defaults.get(name)
+        )
         return own, optional, blank
     columns = definition.columns if definition is not None else ()
     # A converter may write the default instead of NULL, so such a value may not have been sent.
-    optional = frozenset(one.name for one in columns if one.nullable and one.default is None)
-    texts = {one.name: one.default for one in columns}
-    blank = frozenset(name for name, one in raw.items() if is_blank(one) or str(one) == texts.get(name))
-    required = {one.name for one in columns if not one.nullable}
+    optional = frozenset(column.name for column in columns if column.nullable and column.default is None)
+    texts = {column.name: column.default for column in columns}
+    blank = frozenset(name for name, value in raw.items() if is_blank(value) or str(value) == texts.get(name))
+    required = {column.name for column in columns if not column.nullable}
     return {name: name for name in required | optional}, optional, blank
 
 
@@ -901,7 +914,7 @@ _EPOCH: Final = {"year": 1970, "month": 1, "day": 1}
 def is_blank(raw: object) -> bool:
     """Returns True if a value, as it is in the record, is null or its type's zero."""
     if isinstance(raw, Mapping):
-        parts = (is_blank(one) or one == _EPOCH.get(name) for name, one in raw.items())
+        parts = (is_blank(value) or value == _EPOCH.get(name) for name, value in raw.items())
         return is_unsent_shape(raw) or all(parts)
     if isinstance(raw, str | bytes):
         return raw in ZEROS

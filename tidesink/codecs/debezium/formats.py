@@ -117,43 +117,43 @@ class JsonParser:
             what = not_json(data)
             raise FramingError(f"The {part} is not JSON: {error!s:.120}. {what or _ASKED}") from error
 
-    def _parsed(self, text: str, place: tuple[str, str]) -> Parsed:
-        return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
+    def _parsed(self, text: str, topic_part: tuple[str, str]) -> Parsed:
+        return self._usual(text, topic_part) or _unwrapped(_DECODER.decode(text))
 
-    def _usual(self, text: str, place: tuple[str, str]) -> Parsed | None:
+    def _usual(self, text: str, topic_part: tuple[str, str]) -> Parsed | None:
         """Parses JSON in the exact form that Kafka Connect or TiCDC writes, without white space.
 
         Returns None for JSON in any other form.
         """
         try:
             if text.startswith(_SCHEMA_FIRST):
-                return self._schema_first(text, place)
+                return self._schema_first(text, topic_part)
             return self._payload_first(text) if text.startswith(_PAYLOAD_FIRST) else None
         except json.JSONDecodeError:
             return None
 
-    def _schema_first(self, text: str, place: tuple[str, str]) -> Parsed | None:
-        known = self._heads.get(place)
-        if known is None or not text.startswith(known[0]):
-            known = _head_of(text)
-            if known is None:
+    def _schema_first(self, text: str, topic_part: tuple[str, str]) -> Parsed | None:
+        head = self._heads.get(topic_part)
+        if head is None or not text.startswith(head[0]):
+            head = _head_of(text)
+            if head is None:
                 return None
             _make_room(self._heads, (text for text, _ in self._heads.values()))
-            self._heads[place] = known
-        payload, end = _DECODER.raw_decode(text, len(known[0]))
-        return Parsed(payload, known[1]) if text[end:] == "}" else None
+            self._heads[topic_part] = head
+        payload, end = _DECODER.raw_decode(text, len(head[0]))
+        return Parsed(payload, head[1]) if text[end:] == "}" else None
 
     def _payload_first(self, text: str) -> Parsed | None:
         payload, end = _DECODER.raw_decode(text, len(_PAYLOAD_FIRST))
         tail = text[end:]
-        known = self._tails.get(tail)
-        if known is None:
-            known = _schema_of_tail(tail)
-            if known is None:
+        schema = self._tails.get(tail)
+        if schema is None:
+            schema = _schema_of_tail(tail)
+            if schema is None:
                 return None
             _make_room(self._tails, self._tails)
-            self._tails[tail] = known
-        return Parsed(payload, known)
+            self._tails[tail] = schema
+        return Parsed(payload, schema)
 
 
 def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
@@ -201,18 +201,18 @@ def wrapping_of(data: bytes) -> Wrapping | None:
     return None if schema is None else Wrapping(_PAYLOAD_FIRST.encode(), text[end:].encode(), schema)
 
 
-def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:
-    if len(known) >= _MOST_KNOWN or sum(map(len, texts)) > _MOST_ROOM:
-        known.clear()
+def _make_room(cache: dict[Any, Any], texts: Iterable[str]) -> None:
+    if len(cache) >= _MOST_KNOWN or sum(map(len, texts)) > _MOST_ROOM:
+        cache.clear()
 
 
-def _unwrapped(found: Any) -> Parsed:
+def _unwrapped(value: Any) -> Parsed:
     """Splits any JSON value into payload and schema; without a wrapping, the whole value is the payload."""
-    if not isinstance(found, dict) or "payload" not in found or not found.keys() <= _WRAPPING:
-        return Parsed(found)
-    payload, schema = found["payload"], found.get("schema")
+    if not isinstance(value, dict) or "payload" not in value or not value.keys() <= _WRAPPING:
+        return Parsed(value)
+    payload, schema = value["payload"], value.get("schema")
     if not isinstance(payload, dict | None) or not isinstance(schema, dict | None):
-        return Parsed(found)
+        return Parsed(value)
     return Parsed(payload, None if schema is None else connect_schema_of_json(schema))
 
 
@@ -221,8 +221,8 @@ _ASKED: Final = "Is the topic's protocol debezium-json?"
 
 def _no_text(data: bytes) -> str:
     what = f"starts with the bytes {data[:8].hex(' ')} and is not UTF-8 text."
-    known = not_json(data)
-    return f"{what} {_ASKED}" if known is None else f"{what} {known}"
+    reason = not_json(data)
+    return f"{what} {_ASKED}" if reason is None else f"{what} {reason}"
 
 
 _SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, RecursionError)
@@ -342,7 +342,7 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
     stream = BytesIO(data)
     stream.seek(HEADER_SIZE)
     try:
-        found: Any = fastavro.schemaless_reader(stream, bare, None)
+        record: Any = fastavro.schemaless_reader(stream, bare, None)
     except DAMAGED as error:
         raise SchemaMismatchError(
             f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). "
@@ -353,7 +353,7 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
             f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written "
             "with a different schema than its id names."
         )
-    return found
+    return record
 
 
 class Parsed(NamedTuple):

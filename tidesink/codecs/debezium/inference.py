@@ -59,12 +59,13 @@ class InferredColumn(NamedTuple):
 
 def inferred_column(text: str) -> InferredColumn:
     """Parses a column from the JSON text that ``InferredColumn.text`` returns."""
-    found = json.loads(text)
+    members = json.loads(text)
     kind: dict[str, Any] = {
-        name: tuple(one) if isinstance(one, list) else one for name, one in found["type"].items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in members["type"].items()
     }
     return InferredColumn(
-        Column(found["name"], ColumnType(**kind), found["nullable"], found["default"]), bool(found["guessed"])
+        Column(members["name"], ColumnType(**kind), members["nullable"], members["default"]),
+        bool(members["guessed"]),
     )
 
 
@@ -106,10 +107,10 @@ class _Parser(JsonParser):
     bare = False
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        found = super().read(message, part)
+        parsed = super().read(message, part)
         if part == "value" or message.value is None:
-            self.bare = found is not None and found.schema is None
-        return found
+            self.bare = parsed is not None and parsed.schema is None
+        return parsed
 
 
 class LoneCodec(DebeziumJsonCodec):
@@ -121,17 +122,17 @@ class LoneCodec(DebeziumJsonCodec):
     """
 
     def __init__(
-        self, options: CodecOptions, definition: TableSchema | None, known: TableSchema | None = None
+        self, options: CodecOptions, definition: TableSchema | None, learned: TableSchema | None = None
     ) -> None:
-        self._types = {c.name: c.type for one in (known, definition) if one for c in one.columns}
+        self._types = {c.name: c.type for schema in (learned, definition) if schema for c in schema.columns}
         definitions = TableDefinitions([definition] if definition else [])
         super().__init__(options=options, definitions=definitions)
         self._parser = self._watched = _Parser(options.max_decompressed_bytes)
         self._rows, self._ticdc_rows = (
             replace(rows, untyped_is_text=True) for rows in (self._rows, self._ticdc_rows)
         )
-        if known is not None:
-            self._rows.learned.put(known)
+        if learned is not None:
+            self._rows.learned.put(learned)
         # The schema that replaces an event's schema, keyed by that schema and whether its record was bare and
         # flattened.
         self._met: dict[tuple[int, bool, bool], tuple[TableSchema, TableSchema]] = {}
@@ -149,8 +150,8 @@ class LoneCodec(DebeziumJsonCodec):
         is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
         guesses = self.bare and not is_document
         return tuple(
-            InferredColumn(one, guesses and one.type == _GUESSED and types.get(one.name) != _GUESSED)
-            for one in schema.columns
+            InferredColumn(column, guesses and column.type == _GUESSED and types.get(column.name) != _GUESSED)
+            for column in schema.columns
         )
 
     def forget(self) -> None:
@@ -172,13 +173,15 @@ class LoneCodec(DebeziumJsonCodec):
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
         schema, flattened = event.schema, SOURCE not in (event.extension or {})
-        place = id(schema), self.bare, flattened
-        if place not in self._met:
+        key = id(schema), self.bare, flattened
+        if key not in self._met:
             own = replace(schema) if self.bare or flattened else schema
-            self._met[place] = schema, own
-            guessed = frozenset(one.column.name for one in self.reported(schema) if one.guessed)
+            self._met[key] = schema, own
+            guessed = frozenset(
+                inferred.column.name for inferred in self.reported(schema) if inferred.guessed
+            )
             self._facts[id(own)] = RowFacts(self.bare, flattened, guessed, key_only(event))
-        return event._replace(schema=self._met[place][1])
+        return event._replace(schema=self._met[key][1])
 
     def _learn(self, event: DdlEvent) -> None:
         """Ignores DDL: types come only from ``definition`` and ``known``."""
@@ -215,8 +218,8 @@ def first_row(
 
 def key_only(event: ChangeEvent) -> frozenset[str]:
     """Returns the names of the columns that only the event's Kafka key has (``ByLogicalTableRouter``)."""
-    found = (event.extension or {}).get(KEY_ONLY)
-    return frozenset(found) if isinstance(found, tuple) else frozenset()
+    names = (event.extension or {}).get(KEY_ONLY)
+    return frozenset(names) if isinstance(names, tuple) else frozenset()
 
 
 def connector_of_event(message: Message, event: ChangeEvent) -> str:
@@ -237,7 +240,7 @@ def _row_of(codec: LoneCodec, message: Message, faults: list[DecodeError] | None
         if faults is not None:
             faults.append(error)
         return None
-    return next((one for one in events if isinstance(one, ChangeEvent) and _is_whole(one)), None)
+    return next((event for event in events if isinstance(event, ChangeEvent) and _is_whole(event)), None)
 
 
 def _is_whole(event: ChangeEvent) -> bool:

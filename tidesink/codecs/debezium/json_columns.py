@@ -64,18 +64,18 @@ class _Part:
         """Finds the payload of each record, and the text around it, which contains its schema."""
         if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
             self._texts = []
-        found = _Split.of(column, self._texts)
+        result = _Split.of(column, self._texts)
         waiting = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         for code in range(len(self._texts)):
             if len(waiting):
-                waiting = found.match(code, waiting)
+                waiting = result.match(code, waiting)
         while len(waiting) and len(self._texts) <= _MOST_TEXTS:
             first, waiting = int(waiting[0]), waiting[1:]
             text = _wrapping(column[first].as_py())
             if text is not None:
                 self._texts.append(text)
-                waiting = found.match(len(self._texts) - 1, np.concatenate([[first], waiting]))
-        return found
+                waiting = result.match(len(self._texts) - 1, np.concatenate([[first], waiting]))
+        return result
 
 
 def _size(text: Wrapping) -> int:
@@ -111,13 +111,13 @@ class _Split:
         kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
         _, offsets, data = column.buffers()
         count, size = len(column), kind().itemsize
-        found = np.zeros(1, kind)
+        bounds = np.zeros(1, kind)
         if count and offsets is not None:
-            found = np.frombuffer(offsets, kind, count + 1, column.offset * size)
+            bounds = np.frombuffer(offsets, kind, count + 1, column.offset * size)
         codes = np.full(count, _LEFT, np.int32)
         codes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
         view = memoryview(b"") if data is None else memoryview(data)
-        return cls(column, texts, codes, found, found[:-1].copy(), found[1:].copy(), view)
+        return cls(column, texts, codes, bounds, bounds[:-1].copy(), bounds[1:].copy(), view)
 
     def match(self, code: int, waiting: Indices) -> Indices:
         """Matches those of the ``waiting`` records that are surrounded by the text ``texts[code]``.
@@ -149,10 +149,10 @@ class _Split:
 
 
 def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.equal(pieces, pa.scalar(text, pieces.type)).to_numpy(
+    mask: npt.NDArray[np.bool_] = pc.equal(pieces, pa.scalar(text, pieces.type)).to_numpy(
         zero_copy_only=False
     )
-    return found
+    return mask
 
 
 # Payloads as structs
@@ -202,8 +202,8 @@ def _type(schema: ConnectSchema) -> Any:
 
     The type of arrays, maps and structs accepts any JSON.
     """
-    known = _TYPES.get(schema.type)
-    return Any if known is None else known | None
+    kind = _TYPES.get(schema.type)
+    return Any if kind is None else kind | None
 
 
 def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
@@ -212,10 +212,10 @@ def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: boo
     ``complete``: if True, all members are required. ``flat``: if True, returns None if a field is an array,
     map or struct.
     """
-    named = {one.wire: one.schema for one in fields}
+    named = {field.wire: field.schema for field in fields}
     if flat and any(schema.type not in _TYPES for schema in named.values()):
         return None
-    attributes = {wire: f"c{at}" for at, wire in enumerate(named)}
+    attributes = {wire: f"c{index}" for index, wire in enumerate(named)}
     members: list[Any] = [
         (attributes[wire], _type(schema)) if complete else (attributes[wire], _type(schema), None)
         for wire, schema in named.items()
@@ -258,7 +258,7 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
         return None
     source = _struct((*_UNSAID, *parts[0].fields), flat=True)  # type: ignore[union-attr]
     before, after = (_struct(part.fields) for part in parts[1:])  # type: ignore[union-attr]
-    extras = [(one.wire, _extra(one.schema)) for one in schema.fields if one.wire not in _SPECIAL]
+    extras = [(field.wire, _extra(field.schema)) for field in schema.fields if field.wire not in _SPECIAL]
     if source is None or before is None or after is None or any(kind is None for _, kind in extras):
         return None
     if before.kinds == after.kinds:
@@ -268,9 +268,9 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
         ("source", source.made),
         ("before", before.made | None, None),
         ("after", after.made | None, None),
-        *((f"x{at}", kind, None) for at, (_, kind) in enumerate(extras)),
+        *((f"x{index}", kind, None) for index, (_, kind) in enumerate(extras)),
     ]
-    rename = {f"x{at}": wire for at, (wire, _) in enumerate(extras)}
+    rename = {f"x{index}": wire for index, (wire, _) in enumerate(extras)}
     made = msgspec.defstruct("Envelope", members, rename=rename, forbid_unknown_fields=True, gc=False)
     decoder = msgspec.json.Decoder(made, float_hook=json_number)
     return _Envelope(decoder.decode, source, before, after)
@@ -345,7 +345,9 @@ class _Columns:
         if len(parts) < 2:
             return parts[0] if parts else []
         if any(isinstance(part, list) for part in parts):
-            return [one for part in parts for one in (part if isinstance(part, list) else part.to_pylist())]
+            return [
+                value for part in parts for value in (part if isinstance(part, list) else part.to_pylist())
+            ]
         return pa.concat_arrays(parts)
 
     def image(self) -> Image:
@@ -360,7 +362,7 @@ def _opened(records: Records, most: int) -> Records:
     decompressed is left unchanged; decoding it later raises the error.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
-    if all(pc.all(one, min_count=0).as_py() for one in starts):
+    if all(pc.all(mask, min_count=0).as_py() for mask in starts):
         return records
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
@@ -403,12 +405,12 @@ class JsonColumns:
         """
         records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
-        unknown, found = [_no_envelope(values, keys)], Changes()
+        unknown, changes = [_no_envelope(values, keys)], Changes()
         for envelopes, rest in self._envelopes(values, keys):
             unknown.append(rest)
             if envelopes is not None:
-                self._tables.read(records, envelopes, options, found)
-        return found.result(records, np.concatenate(unknown), self._is_flattened)
+                self._tables.read(records, envelopes, options, changes)
+        return changes.result(records, np.concatenate(unknown), self._is_flattened)
 
     def _envelopes(self, values: _Split, keys: _Split) -> Iterator[tuple[Envelopes | None, Indices]]:
         """Yields the decoded envelopes of the records with the same key schema and value schema.
@@ -458,23 +460,35 @@ class _Reading:
 
     def add(self, where: Indices, values: _Split, keys: _Split) -> None:
         """Decodes the records at the indices ``where``."""
-        found = _decoded(self._envelope.decode, values.payloads(where))
-        rows = found
+        envelopes = _decoded(self._envelope.decode, values.payloads(where))
+        rows = envelopes
         if self._key_decoder is not None:
             rows = _decoded(self._key_decoder.decode, keys.payloads(where))
-        good = [at for at, one in enumerate(found) if one is not None and rows[at] is not None]
-        connectors = [self._connector_of(found[at].source) or "" for at in good]
+        good = [
+            index
+            for index, envelope in enumerate(envelopes)
+            if envelope is not None and rows[index] is not None
+        ]
+        connectors = [self._connector_of(envelopes[index].source) or "" for index in good]
         if good and self._connector is None:
             self._begin(connectors[0])
-        if any(one != self._connector for one in connectors):
-            good = [at for at, one in zip(good, connectors, strict=True) if one == self._connector]
-        if len(good) < len(found):
-            kept = np.zeros(len(where), np.bool_)
-            kept[good] = True
-            self.left.append(where[~kept])
-            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
+        if any(connector != self._connector for connector in connectors):
+            good = [
+                index
+                for index, connector in zip(good, connectors, strict=True)
+                if connector == self._connector
+            ]
+        if len(good) < len(envelopes):
+            mask = np.zeros(len(where), np.bool_)
+            mask[good] = True
+            self.left.append(where[~mask])
+            where, envelopes, rows = (
+                where[mask],
+                [envelopes[index] for index in good],
+                [rows[index] for index in good],
+            )
         if good:
-            self._take(where, found, rows)
+            self._take(where, envelopes, rows)
 
     def _begin(self, connector: str) -> None:
         wanted = (*table_members(connector), *position_members(connector))
@@ -482,12 +496,12 @@ class _Reading:
         self._members = frozenset(wanted) & self._envelope.source.attributes.keys()
         self._source = _Columns(self._envelope.source, self._members)
 
-    def _take(self, where: Indices, found: Sequence[Any], keys: Sequence[Any]) -> None:
+    def _take(self, where: Indices, envelopes: Sequence[Any], keys: Sequence[Any]) -> None:
         self._where.append(where)
-        self._ops += [one.op for one in found]
-        self._source.add([one.source for one in found])
-        self._before.add([one.before for one in found])
-        self._after.add([one.after for one in found])
+        self._ops += [envelope.op for envelope in envelopes]
+        self._source.add([envelope.source for envelope in envelopes])
+        self._before.add([envelope.before for envelope in envelopes])
+        self._after.add([envelope.after for envelope in envelopes])
         if self._key is not None:
             self._key.add(keys)
 

@@ -70,8 +70,8 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
         if raw in absent:
             return UNAVAILABLE_PLACEHOLDER
         try:
-            found = read(raw)
-            return found if fit is None else fit(found)
+            decoded = read(raw)
+            return decoded if fit is None else fit(decoded)
         except DecodeError as error:
             raise error.with_context(column=column.name) from None
 
@@ -180,7 +180,7 @@ def _items(raw: object, inner: ConnectSchema) -> ConnectSchema:
     If the items are arrays themselves, the schema is nested as deeply; the innermost items have the schema
     ``inner``.
     """
-    inside = next((one for one in raw if isinstance(one, list)), None) if isinstance(raw, list) else None
+    inside = next((item for item in raw if isinstance(item, list)), None) if isinstance(raw, list) else None
     return inner if inside is None else replace(_schema("array"), items=_items(inside, inner))
 
 
@@ -455,14 +455,14 @@ def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
         if isinstance(value, bool) or not isinstance(value, float | int | Decimal):
             raise _mismatch(value, column_type)
         try:
-            found = float(value)
+            number = float(value)
             if single:
-                _FLOAT32.pack(found)
+                _FLOAT32.pack(number)
         except OverflowError as error:
             raise _refuse(value, column_type) from error
-        if math.isinf(found) and not isinstance(value, float):
+        if math.isinf(number) and not isinstance(value, float):
             raise _refuse(value, column_type)
-        return found
+        return number
 
     return fit
 

@@ -110,7 +110,7 @@ def has_required_shapes(columns: Iterable[Column]) -> bool:
 
     In such a column an update may contain a placeholder for a geometry that the connector did not send.
     """
-    return any(one.type.name in _SHAPE_TYPES and not one.nullable for one in columns)
+    return any(column.type.name in _SHAPE_TYPES and not column.nullable for column in columns)
 
 
 def _is_nano(column: Column) -> bool:
@@ -118,6 +118,6 @@ def _is_nano(column: Column) -> bool:
 
 
 def _named(text: str, names: Iterable[str]) -> Iterator[str]:
-    found = ", ".join(names)
-    if found:
-        yield text.format(found)
+    joined = ", ".join(names)
+    if joined:
+        yield text.format(joined)

@@ -394,19 +394,19 @@ def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str
         text = str(raw)
         if text.lstrip("-") == _INFINITY:
             return text
-        found = _ISO.fullmatch(text)
-        if found is None or (found["time"] is not None) != timed or (zoned and found["offset"] is None):
+        match = _ISO.fullmatch(text)
+        if match is None or (match["time"] is not None) != timed or (zoned and match["offset"] is None):
             raise ValueOutOfRangeError(f"{shown(raw)} is not a valid {kind}.")
-        infinite = _INFINITE_TEXTS.get(_iso_text(found, zoned=False)) if found["offset"] in _UTC else None
-        return infinite or _iso_text(found, zoned=zoned)
+        infinite = _INFINITE_TEXTS.get(_iso_text(match, zoned=False)) if match["offset"] in _UTC else None
+        return infinite or _iso_text(match, zoned=zoned)
 
     return read
 
 
-def _iso_text(found: re.Match[str], *, zoned: bool) -> str:
-    day, era = dated(int(found["year"]), found["day"])
-    time = f" {_trimmed(found['time'])}" if found["time"] is not None else ""
-    offset = (found["offset"].replace("Z", "+00:00")) if zoned else ""
+def _iso_text(match: re.Match[str], *, zoned: bool) -> str:
+    day, era = dated(int(match["year"]), match["day"])
+    time = f" {_trimmed(match['time'])}" if match["time"] is not None else ""
+    offset = (match["offset"].replace("Z", "+00:00")) if zoned else ""
     return f"{day}{time}{offset}{' ' + era if era else ''}"
 
 
@@ -416,10 +416,10 @@ def iso_time_text(raw: object) -> str:
     Raises:
         ValueOutOfRangeError: the text is not a time of day.
     """
-    found = _ISO_TIME.fullmatch(str(raw))
-    if found is None:
+    match = _ISO_TIME.fullmatch(str(raw))
+    if match is None:
         raise ValueOutOfRangeError(f"{shown(raw)} is not a valid time of day.")
-    return _trimmed(found["time"])
+    return _trimmed(match["time"])
 
 
 def _trimmed(time: str) -> str:

@@ -164,14 +164,14 @@ def _on_calendar(text: str) -> str | None:
     Raises:
         ValueOutOfRangeError: the text is not a date.
     """
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         raise ValueOutOfRangeError(f"{shown(text)} is not a valid date.")
-    year, month, day = (int(part) for part in found.groups()[:3])
+    year, month, day = (int(part) for part in match.groups()[:3])
     adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
     try:
         date(year or adjusted, month, day)
-        return f"{date(adjusted, month, day)}{found[4]}"
+        return f"{date(adjusted, month, day)}{match[4]}"
     except ValueError:
         return None
 
@@ -186,8 +186,8 @@ def _calendar(absent: str, case: Case) -> Convert:
     def convert(value: Value) -> Value:
         if not isinstance(value, str):
             return value
-        found = _on_calendar(value)
-        return empty if found is None else _fraction(found, case)
+        text = _on_calendar(value)
+        return empty if text is None else _fraction(text, case)
 
     return convert
 
@@ -220,15 +220,15 @@ def _trimmed(text: str, column_type: ColumnType) -> str:
 
 def _time(case: Case) -> Convert:
     def convert(value: Value) -> Value:
-        found = _TIME.fullmatch(value) if isinstance(value, str) else None
-        if found is None:
+        match = _TIME.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             return value
-        hours, minutes, seconds = (int(part) for part in found.groups()[1:4])
-        size = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((found[5] or "").ljust(6, "0"))
-        if case.in_a_day and not (size < _DAY and (size == 0 or not found[1])):
+        hours, minutes, seconds = (int(part) for part in match.groups()[1:4])
+        size = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((match[5] or "").ljust(6, "0"))
+        if case.in_a_day and not (size < _DAY and (size == 0 or not match[1])):
             return None
         size -= size % 1_000 if case.in_milliseconds else 0
-        text = time_text(-size if found[1] else size, 1_000_000)
+        text = time_text(-size if match[1] else size, 1_000_000)
         return padded(text, case.type) if case.reader == "time" else text
 
     return convert

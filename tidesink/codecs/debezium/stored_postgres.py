@@ -104,8 +104,8 @@ def numeric(case: Case) -> Convert | None:
 def _decimal(text: str, column: Column) -> Decimal:
     if text in _NON_FINITE:
         raise _refused(text, column)
-    found = Decimal(text)
-    return found if scale_of(column.type) is not None else _stripped(found)
+    number = Decimal(text)
+    return number if scale_of(column.type) is not None else _stripped(number)
 
 
 def _stripped(value: Decimal) -> Decimal:
@@ -119,8 +119,8 @@ def _stripped(value: Decimal) -> Decimal:
 
 def scale_of(column_type: ColumnType) -> int | None:
     """Returns the digits after the point that a numeric type declares; None if it declares no number."""
-    found = _SIZES.search(column_type.sql or "")
-    return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
+    match = _SIZES.search(column_type.sql or "")
+    return 2 if column_type.sql == "money" else None if match is None else int(match[2] or 0)
 
 
 # Times
@@ -154,11 +154,11 @@ def time_of_day(case: Case) -> Convert | None:
 
 def _cut(text: str) -> str:
     """Removes all fraction digits after milliseconds from the text of a time."""
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
         return text
-    digits = (found[2] or "")[:3].rstrip("0")
-    return f"{found[1]}{'.' + digits if digits else ''}{found[3]}"
+    digits = (match[2] or "")[:3].rstrip("0")
+    return f"{match[1]}{'.' + digits if digits else ''}{match[3]}"
 
 
 def zoned_time(case: Case) -> Convert:
@@ -168,14 +168,14 @@ def zoned_time(case: Case) -> Convert:
 
 def _zulu_time(column: Column) -> Callable[[str], str]:
     def convert(text: str) -> str:
-        found = _ZONED.fullmatch(text)
-        if found is None:
+        match = _ZONED.fullmatch(text)
+        if match is None:
             raise _refused(text, column)
-        hours, minutes, seconds = (int(part) for part in found.groups()[:3])
-        offset = timedelta(hours=int(found[6]), minutes=int(found[7] or 0), seconds=int(found[8] or 0))
+        hours, minutes, seconds = (int(part) for part in match.groups()[:3])
+        offset = timedelta(hours=int(match[6]), minutes=int(match[7] or 0), seconds=int(match[8] or 0))
         clock = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        in_utc = (clock - offset if found[5] == "+" else clock + offset) % _DAY
-        fraction = (found[4] or "").rstrip("0")
+        in_utc = (clock - offset if match[5] == "+" else clock + offset) % _DAY
+        fraction = (match[4] or "").rstrip("0")
         minute, second = divmod(in_utc.seconds, 60)
         text = f"{minute // 60:02d}:{minute % 60:02d}:{second:02d}"
         return f"{text}{'.' + fraction if fraction else ''}Z"
@@ -199,12 +199,12 @@ def interval(case: Case) -> Convert:
     """Returns the function that converts intervals to a count of microseconds or to ISO 8601 text."""
 
     def convert(text: str) -> Value:
-        found = _interval(text)
+        parsed = _interval(text)
         if case.reader == "integer":
-            return _count(found)
+            return _count(parsed)
         if case.type.name == "interval" and case.bare and case.modes.interval_handling_mode == "numeric":
-            return _seconds_text(_count(found))
-        return _iso(found)
+            return _seconds_text(_count(parsed))
+        return _iso(parsed)
 
     return _on_texts(convert)
 
@@ -221,9 +221,9 @@ def _interval(text: str) -> _Interval:
     )
 
 
-def _count(found: _Interval) -> int:
-    months = Decimal(found.years * 12 + found.months) * _MONTH_SECONDS
-    return int((months + found.days * 86_400) * 1_000_000) + found.microseconds
+def _count(interval: _Interval) -> int:
+    months = Decimal(interval.years * 12 + interval.months) * _MONTH_SECONDS
+    return int((months + interval.days * 86_400) * 1_000_000) + interval.microseconds
 
 
 def _seconds_text(count: int) -> str:
@@ -231,12 +231,12 @@ def _seconds_text(count: int) -> str:
     return f"PT{'-' if count < 0 else ''}{seconds}S"
 
 
-def _iso(found: _Interval) -> str:
-    sign = -1 if found.microseconds < 0 else 1
-    minutes, rest = divmod(abs(found.microseconds), 60_000_000)
+def _iso(interval: _Interval) -> str:
+    sign = -1 if interval.microseconds < 0 else 1
+    minutes, rest = divmod(abs(interval.microseconds), 60_000_000)
     seconds = f"{rest // 1_000_000}.{rest % 1_000_000:06d}".rstrip("0").rstrip(".")
     minus = "-" if sign < 0 and rest else ""
-    day = f"P{found.years}Y{found.months}M{found.days}D"
+    day = f"P{interval.years}Y{interval.months}M{interval.days}D"
     return f"{day}T{sign * (minutes // 60)}H{sign * (minutes % 60)}M{minus}{seconds}S"
 
 
@@ -275,7 +275,7 @@ def hstore(case: Case) -> Convert:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str | None]]:
-    for key, value in (found.groups() for found in _PAIR.finditer(text)):
+    for key, value in (match.groups() for match in _PAIR.finditer(text)):
         yield _ESCAPED.sub(r"\1", key), None if value is None else _ESCAPED.sub(r"\1", value)
 
 
@@ -294,10 +294,10 @@ def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
 
 def _java_hash(text: str) -> int:
     """Returns what Java's ``HashMap.hash`` returns for a ``String``."""
-    data, found = text.encode("utf-16-be"), 0
-    for at in range(0, len(data), 2):
-        found = (found * 31 + int.from_bytes(data[at : at + 2], "big")) & 0xFFFF_FFFF
-    return found ^ found >> 16
+    data, hashed = text.encode("utf-16-be"), 0
+    for index in range(0, len(data), 2):
+        hashed = (hashed * 31 + int.from_bytes(data[index : index + 2], "big")) & 0xFFFF_FFFF
+    return hashed ^ hashed >> 16
 
 
 # Arrays
@@ -307,7 +307,9 @@ def array(case: Case) -> Convert:
     """Returns the function that converts arrays to JSON text, with items as records have them."""
     element = Column(case.stored.name, _element(case.stored.type))
     item = _bare_item(element, case.modes) if case.bare else _item(element, case)
-    return _on_texts(lambda text: json_text([None if one is None else item(one) for one in _items(text)]))
+    return _on_texts(
+        lambda text: json_text([None if value is None else item(value) for value in _items(text)])
+    )
 
 
 # Types whose items are not plain texts, by the words of their names.
@@ -337,41 +339,41 @@ def _element(column_type: ColumnType) -> ColumnType:
 def _items(text: str) -> Iterator[str | None]:
     """Yields the items in the text of an array; nested arrays are yielded as None."""
     inside = text[text.index("{") + 1 : -1]
-    at = 0
-    while at < len(inside):
-        if inside[at] == "{":
-            at = _behind(inside, at)
+    position = 0
+    while position < len(inside):
+        if inside[position] == "{":
+            position = _behind(inside, position)
             yield None
-        elif inside[at] == '"':
-            end = _closing(inside, at)
-            yield _ESCAPED.sub(r"\1", inside[at + 1 : end])
-            at = end + 1
+        elif inside[position] == '"':
+            end = _closing(inside, position)
+            yield _ESCAPED.sub(r"\1", inside[position + 1 : end])
+            position = end + 1
         else:
-            end = inside.find(",", at)
+            end = inside.find(",", position)
             end = len(inside) if end < 0 else end
-            yield None if inside[at:end] == "NULL" else inside[at:end]
-            at = end
-        at += 1
+            yield None if inside[position:end] == "NULL" else inside[position:end]
+            position = end
+        position += 1
 
 
-def _closing(text: str, at: int) -> int:
-    """Returns the index of the quotation mark that ends the quoted text beginning at ``at``."""
-    at += 1
-    while text[at] != '"':
-        at += 2 if text[at] == "\\" else 1
-    return at
+def _closing(text: str, position: int) -> int:
+    """Returns the index of the quotation mark that ends the quoted text beginning at ``position``."""
+    position += 1
+    while text[position] != '"':
+        position += 2 if text[position] == "\\" else 1
+    return position
 
 
-def _behind(text: str, at: int) -> int:
-    """Returns the index after the end of the nested array beginning at ``at``."""
+def _behind(text: str, position: int) -> int:
+    """Returns the index after the end of the nested array beginning at ``position``."""
     level = 0
     while True:
-        if text[at] == '"':
-            at = _closing(text, at)
-        level += (text[at] == "{") - (text[at] == "}")
-        at += 1
+        if text[position] == '"':
+            position = _closing(text, position)
+        level += (text[position] == "{") - (text[position] == "}")
+        position += 1
         if not level:
-            return at
+            return position
 
 
 Item = Callable[[str], object]
@@ -480,8 +482,8 @@ _PER_MICROSECOND: Final = {3: Decimal("0.001"), 6: Decimal(1), 9: Decimal(1000)}
 
 
 def _digits(element: Column) -> int:
-    found = _SIZES.search(element.type.sql or "")
-    return int(found[1]) if found else 6
+    match = _SIZES.search(element.type.sql or "")
+    return int(match[1]) if match else 6
 
 
 def _unit(element: Column, modes: DebeziumModes) -> int:
@@ -521,8 +523,8 @@ def _bare_time(element: Column, modes: DebeziumModes) -> Item:
     unit = _unit(element, modes)
 
     def item(text: str) -> object:
-        found = _interval(text)
-        return _in_units(found.microseconds, unit)
+        parsed = _interval(text)
+        return _in_units(parsed.microseconds, unit)
 
     return item
 
@@ -537,12 +539,12 @@ def _zulu(text: str, element: Column) -> str:
     if text.endswith("infinity"):
         return text
     try:
-        found = datetime.fromisoformat(_six(text.removesuffix("+00")))
+        instant = datetime.fromisoformat(_six(text.removesuffix("+00")))
     except ValueError:  # BC, or after the year 9999
         raise _refused(text, element) from None
     digits = _digits(element)
-    fraction = f".{found.microsecond:06d}"[: digits + 1] if digits else ""
-    return f"{found.isoformat(timespec='seconds')}{fraction}Z"
+    fraction = f".{instant.microsecond:06d}"[: digits + 1] if digits else ""
+    return f"{instant.isoformat(timespec='seconds')}{fraction}Z"
 
 
 _BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {

@@ -67,10 +67,10 @@ def name_of(raw: object, level: int = 0) -> str | None:
     while the values of an hstore are text. An array has the type of its struct with the most members.
     """
     if isinstance(raw, list):
-        inside = (one for one in raw if isinstance(one, Mapping | list)) if level < MOST_LEVELS else ()
-        named = ((len(one), name) for one in inside if (name := name_of(one, level + 1)) is not None)
+        inside = (item for item in raw if isinstance(item, Mapping | list)) if level < MOST_LEVELS else ()
+        named = ((len(item), name) for item in inside if (name := name_of(item, level + 1)) is not None)
         return max(named, default=(0, None))[1]
-    if not isinstance(raw, Mapping) or not all(_is_member(name, one) for name, one in raw.items()):
+    if not isinstance(raw, Mapping) or not all(_is_member(name, value) for name, value in raw.items()):
         return None
     names = set(raw)
     parts = names & _PARTS
@@ -139,10 +139,10 @@ def time_reader(schema: ConnectSchema) -> Callable[[object], str]:
 
 
 def _special(special: object, schema: ConnectSchema) -> str:
-    found = _SPECIAL.get(special) if isinstance(special, str) else None
-    if found is None:
+    text = _SPECIAL.get(special) if isinstance(special, str) else None
+    if text is None:
         raise ValueOutOfRangeError(f"The specialValue {shown(special, 40)} is not valid for {schema.name}.")
-    return found
+    return text
 
 
 def _special_duration(special: object, schema: ConnectSchema, *, elapsed: bool) -> str:

@@ -80,8 +80,8 @@ def is_added(name: str) -> bool:
 
 def header(message: Message, name: str) -> str | None:
     """Returns the text of the last header with this name, without quotes; None without such a header."""
-    found = next((value for key, value in reversed(message.headers) if key == name), None)
-    return None if found is None else found.decode("utf-8", "replace").strip('"')
+    data = next((value for key, value in reversed(message.headers) if key == name), None)
+    return None if data is None else data.decode("utf-8", "replace").strip('"')
 
 
 def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> bool:
@@ -137,16 +137,16 @@ def source_of_headers(message: Message) -> dict[str, Any]:
 
 def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the members of the source block that the added fields and the headers contain."""
-    found: dict[str, Any] = {}
+    source: dict[str, Any] = {}
     for name, value in added.items():
         rest = name[len(_SOURCE_PREFIX if name.startswith(_SOURCE_PREFIX) else _PREFIX) :]
         if value is not None and (name.startswith(_SOURCE_PREFIX) or rest in _SOURCE):
-            found.setdefault(rest, value)
-    connector = found.get("connector") or header(message, _CONNECTOR_HEADER)
-    reported = next((connector for member, connector in _TELLING if member in found), None)
+            source.setdefault(rest, value)
+    connector = source.get("connector") or header(message, _CONNECTOR_HEADER)
+    reported = next((connector for member, connector in _TELLING if member in source), None)
     if connector or reported:
-        found["connector"] = connector or reported
-    return found
+        source["connector"] = connector or reported
+    return source
 
 
 def flattened_table(message: Message, source: Mapping[str, Any], schema: ConnectSchema | None) -> TableId:

@@ -109,14 +109,18 @@ class ColumnStep:
         return self._decided(wire, values, undecided)._replace(unavailable=unavailable)
 
     def _placeholders(self, wire: pa.Array) -> Mask | None:
-        wanted = [one for one in self._absent if isinstance(one, str) == (wire.type == _STRING)]
-        found: Mask | None = None
-        for one in wanted:
-            mask = pc.equal(wire, pa.scalar(one, wire.type))
+        wanted = [
+            placeholder
+            for placeholder in self._absent
+            if isinstance(placeholder, str) == (wire.type == _STRING)
+        ]
+        matches: Mask | None = None
+        for placeholder in wanted:
+            mask = pc.equal(wire, pa.scalar(placeholder, wire.type))
             if mask.true_count:
                 same = _mask(mask)
-                found = same if found is None else found | same
-        return found
+                matches = same if matches is None else matches | same
+        return matches
 
     def _decided(self, wire: pa.Array, values: pa.Array, undecided: Mask) -> TypedColumn:
         """Returns the column's values: those in ``values``, but the undecided ones are read one by one."""
@@ -130,26 +134,26 @@ class ColumnStep:
         values: list[Any] = []
         unproven: list[int] = []
         unavailable: list[int] = []
-        for at, raw in enumerate(wire):
+        for index, raw in enumerate(wire):
             value = None
             try:
                 value = None if raw is None else self._read(raw)
             except DecodeError:
-                unproven.append(at)
+                unproven.append(index)
             if value is UNAVAILABLE_PLACEHOLDER:
-                unavailable.append(at)
+                unavailable.append(index)
                 value = None
             values.append(value)
-        found = self._convert(values)
-        unproven += found.errors
+        converted = self._convert(values)
+        unproven += converted.errors
         unread, unsent = (_marked(places, len(values)) for places in (unproven, unavailable))
-        return TypedColumn(found.values, unread, found.zero_dates, found.ambiguous_times, unsent)
+        return TypedColumn(converted.values, unread, converted.zero_dates, converted.ambiguous_times, unsent)
 
 
 def _mask(array: pa.Array) -> Mask:
     """Converts a boolean Arrow array to numpy, with null as False."""
-    found: Mask = array.fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = array.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _marked(places: list[int], count: int) -> Mask | None:
@@ -243,8 +247,8 @@ def _integer_kernel(schema: ConnectSchema, column: Column, kind: pa.DataType, *,
     low, high = max(low, -most), min(high, most - 1)
 
     def integers(wire: pa.Array) -> Decided:
-        found = pc.min_max(wire).as_py()
-        if found["min"] >= low and found["max"] <= high:
+        bounds = pc.min_max(wire).as_py()
+        if bounds["min"] >= low and bounds["max"] <= high:
             return wire.cast(kind), None
         outside = pc.or_(pc.less(wire, low), pc.greater(wire, high))
         return pc.if_else(outside, pa.scalar(None, wire.type), wire).cast(kind), _mask(outside)
@@ -370,8 +374,8 @@ def _big_endian(
 def _signed(words: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Returns, as signed numbers, the last ``lengths`` bytes of each big-endian word of 8 bytes."""
     shift = np.minimum((8 - lengths) * 8, 63)
-    found: npt.NDArray[np.int64] = (words.astype(np.uint64).view(np.int64) << shift) >> shift
-    return found
+    signed: npt.NDArray[np.int64] = (words.astype(np.uint64).view(np.int64) << shift) >> shift
+    return signed
 
 
 def _bits_kernel(schema: ConnectSchema, kind: pa.DataType) -> Kernel | None:
@@ -390,9 +394,9 @@ def _bits_kernel(schema: ConnectSchema, kind: pa.DataType) -> Kernel | None:
         shift = (8 * np.minimum(lengths, 8)).astype(np.uint64)
         one = np.uint64(1)
         mask = np.where(shift < 64, (one << (shift % np.uint64(64))) - one, np.uint64(2**64 - 1))
-        found = words[offsets[:-1]] & mask
-        bad = (lengths > 8) | (found >> np.uint64(length) != 0)
-        values = pa.array(np.where(bad, np.uint64(0), found).view(np.int64))
+        numbers = words[offsets[:-1]] & mask
+        bad = (lengths > 8) | (numbers >> np.uint64(length) != 0)
+        values = pa.array(np.where(bad, np.uint64(0), numbers).view(np.int64))
         values = pc.if_else(pc.is_valid(data), values, pa.scalar(None, pa.int64()))
         bad = bad if undecided is None else bad | undecided
         return values, bad if bad.any() else None
@@ -455,15 +459,15 @@ def _bad_text(
     A text is not valid if it has a character outside of the alphabet, or bits in the unused part of its last
     character.
     """
-    found = np.zeros(len(one_pad), np.bool_)
+    bad = np.zeros(len(one_pad), np.bool_)
     wrong = np.flatnonzero(six == _BAD)
-    found[np.searchsorted(offsets, wrong, side="right") - 1] = True
+    bad[np.searchsorted(offsets, wrong, side="right") - 1] = True
     ends = offsets[1:]
     single = one_pad & ~two_pads
-    found[single] |= six[ends[single] - 2] & 3 != 0
-    found[two_pads] |= six[ends[two_pads] - 3] & 15 != 0
+    bad[single] |= six[ends[single] - 2] & 3 != 0
+    bad[two_pads] |= six[ends[two_pads] - 3] & 15 != 0
     six[wrong] = 0
-    return found if found.any() else None
+    return bad if bad.any() else None
 
 
 def _joined(
@@ -496,8 +500,8 @@ def _joined(
 
 
 def _days(wire: pa.Array) -> Decided:
-    found = pc.min_max(wire).as_py()
-    if found["min"] >= _FIRST_DAY and found["max"] <= _LAST_DAY:
+    bounds = pc.min_max(wire).as_py()
+    if bounds["min"] >= _FIRST_DAY and bounds["max"] <= _LAST_DAY:
         return wire.cast(pa.int32()).cast(pa.date32()), None
     outside = pc.or_(pc.less(wire, _FIRST_DAY), pc.greater(wire, _LAST_DAY))
     inside = pc.if_else(outside, pa.scalar(None, wire.type), wire)
@@ -511,16 +515,16 @@ def _counted_kernel(form: str, column: Column, kind: pa.DataType, *, own: bool) 
     """
     reader = row_of(column.type).reader
     if form.startswith("timestamp"):
-        known = kind == _LOCAL and (own or reader == "datetime")
-        return _timestamps(_UNITS[form], None if own else column.type.fsp) if known else None
+        supported = kind == _LOCAL and (own or reader == "datetime")
+        return _timestamps(_UNITS[form], None if own else column.type.fsp) if supported else None
     if kind != _STRING or not (own or reader == "time"):
         return None
     return _times(_UNITS[form], None if own else column.type.fsp)
 
 
 def _numbers(wire: pa.Array) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = wire.cast(pa.int64()).fill_null(0).to_numpy()
-    return found
+    numbers: npt.NDArray[np.int64] = wire.cast(pa.int64()).fill_null(0).to_numpy()
+    return numbers
 
 
 def _beyond_digits(microseconds: npt.NDArray[np.int64], fsp: int | None) -> Mask | None:
@@ -542,8 +546,8 @@ def _timestamps(per_second: int, fsp: int | None) -> Kernel:
     def timestamps(wire: pa.Array) -> Decided:
         units = _numbers(wire)
         bad = (units < first) | (units >= end)
-        for one in infinite:
-            bad |= units == one
+        for infinity in infinite:
+            bad |= units == infinity
         microseconds = np.where(bad, 0, units) * step
         finer = _beyond_digits(microseconds, fsp)
         bad = bad if finer is None else bad | finer
@@ -630,8 +634,8 @@ def _utc_shape(wire: pa.Array) -> Mask:
     if not good.any():
         return ~_mask(pc.is_valid(wire))
     start = np.where(good, offsets[:-1], int(offsets[:-1][good][0]))
-    for place, mark in _MARKS:
-        good &= data[start + place] == mark
+    for position, mark in _MARKS:
+        good &= data[start + position] == mark
     good &= data[np.where(good, offsets[1:] - 1, 0)] == ord("Z")
     fraction = data[start + 19]
     good &= (fraction == ord(".")) | (fraction == ord("Z"))

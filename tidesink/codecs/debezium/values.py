@@ -166,7 +166,7 @@ def check_cell(field: ConnectField) -> None:
     Raises:
         SchemaMismatchError: the field is such a struct; context has the column.
     """
-    kinds = {one.wire: one.schema.type for one in field.schema.fields}
+    kinds = {member.wire: member.schema.type for member in field.schema.fields}
     if _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean":
         raise SchemaMismatchError(CELLS.format(field.name)).with_context(column=field.name)
 
@@ -187,8 +187,8 @@ def _check_schema(column: str, schema: ConnectSchema, level: int) -> None:
 
 
 def _inside(schema: ConnectSchema) -> Iterator[ConnectSchema]:
-    yield from (one for one in (schema.items, schema.keys, schema.values) if one is not None)
-    yield from (one.schema for one in schema.fields)
+    yield from (inner for inner in (schema.items, schema.keys, schema.values) if inner is not None)
+    yield from (field.schema for field in schema.fields)
 
 
 def foreign_name(schema: ConnectSchema) -> str | None:
@@ -200,7 +200,7 @@ def foreign_name(schema: ConnectSchema) -> str | None:
         return schema.name
     if semantic_type(schema.name, schema.type) is not None:
         return None
-    return next((found for one in _inside(schema) if (found := foreign_name(one)) is not None), None)
+    return next((name for inner in _inside(schema) if (name := foreign_name(inner)) is not None), None)
 
 
 def column_type(schema: ConnectSchema) -> ColumnType:
@@ -348,7 +348,7 @@ def _array(schema: ConnectSchema) -> Nested:
     def items(raw: object) -> object:
         if not isinstance(raw, list):
             raise mismatch(raw, schema)
-        return [read(one) for one in raw]
+        return [read(item) for item in raw]
 
     return items
 
@@ -357,7 +357,7 @@ def _map(schema: ConnectSchema) -> Nested:
     read_key, read = _optional(schema.keys), _optional(schema.values)
 
     def entries(raw: object) -> object:
-        return {str(read_key(key)): read(one) for key, one in _entries(raw, schema)}
+        return {str(read_key(key)): read(value) for key, value in _entries(raw, schema)}
 
     return entries
 
@@ -372,15 +372,15 @@ def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
         return list(raw.items())
     if not isinstance(raw, list):
         raise mismatch(raw, schema)
-    found: list[tuple[object, object]] = []
-    for one in raw:
-        if isinstance(one, Mapping) and set(one) == {"key", "value"}:
-            found.append((one["key"], one["value"]))
-        elif isinstance(one, list) and len(one) == 2:
-            found.append((one[0], one[1]))
+    entries: list[tuple[object, object]] = []
+    for entry in raw:
+        if isinstance(entry, Mapping) and set(entry) == {"key", "value"}:
+            entries.append((entry["key"], entry["value"]))
+        elif isinstance(entry, list) and len(entry) == 2:
+            entries.append((entry[0], entry[1]))
         else:
             raise mismatch(raw, schema)
-    return found
+    return entries
 
 
 def _struct(schema: ConnectSchema) -> Nested:
@@ -513,10 +513,10 @@ def _json(value: Structure, level: int) -> str:
             f"An array, map or struct is nested deeper than {MOST_LEVELS} levels, which is the limit."
         )
     if isinstance(value, Mapping):
-        members = sorted((str(key), one) for key, one in value.items())
-        return "{" + ",".join(f"{_quoted(key)}:{_json(one, level + 1)}" for key, one in members) + "}"
+        members = sorted((str(key), member) for key, member in value.items())
+        return "{" + ",".join(f"{_quoted(key)}:{_json(member, level + 1)}" for key, member in members) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_json(one, level + 1) for one in value) + "]"
+        return "[" + ",".join(_json(item, level + 1) for item in value) + "]"
     return _scalar(value)
 
 
@@ -625,22 +625,22 @@ def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
     If the schema is None (plain JSON), returns the placeholders of arrays of all types.
     """
     kind, data = None if items is None else items.type, text.encode()
-    found: list[object] = []
+    arrays: list[object] = []
     if kind in (None, "string"):
-        found += [[text], [str(_uuid(data))]]
+        arrays += [[text], [str(_uuid(data))]]
     if kind in (None, "bytes"):
-        found += [[one] for one in _bytes(data)]
-        found += [list(forms) for forms in zip(*(_bytes(bytes([byte])) for byte in data), strict=True)]
+        arrays += [[item] for item in _bytes(data)]
+        arrays += [list(forms) for forms in zip(*(_bytes(bytes([byte])) for byte in data), strict=True)]
         scale = (scale_of(items) or 0) if items is not None else 0
-        found.append([Decimal(byte).scaleb(-scale) for byte in data])
+        arrays.append([Decimal(byte).scaleb(-scale) for byte in data])
     if kind in (None, "int16", "int32", "int64", "float32", "float64"):
-        found.append(list(data))
+        arrays.append(list(data))
     if kind == "boolean":
-        found.append([True] * len(data))
+        arrays.append([True] * len(data))
     if kind in (None, "struct"):
         forms = zip(*(_bytes(bytes([byte])) for byte in data), strict=True)
-        found += [[{"scale": 0, "value": value} for value in form] for form in forms]
-    return tuple(found)
+        arrays += [[{"scale": 0, "value": value} for value in form] for form in forms]
+    return tuple(arrays)
 
 
 def _uuid(data: bytes) -> uuid.UUID:

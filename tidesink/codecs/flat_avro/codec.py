@@ -157,10 +157,10 @@ class FlatAvroCodec(Codec):
         """Returns a function that decodes many records at once, for ``codecs.batch.decode_in_columns``."""
         from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
-        known = self._columns.get(options)
-        if known is None:
-            known = self._columns[options] = FlatAvroColumns(self._plan_of, options)
-        return known
+        decoder = self._columns.get(options)
+        if decoder is None:
+            decoder = self._columns[options] = FlatAvroColumns(self._plan_of, options)
+        return decoder
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """Returns the Kafka record of an event, and registers its schemas under the topic's subjects.
@@ -272,7 +272,7 @@ class FlatAvroCodec(Codec):
         if key_reader and (key_reader.record.extension or key_reader.record.before is not None):
             raise SchemaMismatchError("The key's schema id refers to the schema of a value.", schema_id=key)
         # decode_control has already raised an error for a record without key and value.
-        record = self._record(next(one for one in (value, key) if one is not None))
+        record = self._record(next(schema_id for schema_id in (value, key) if schema_id is not None))
         named = self._table_of_topic(message.topic) if self._table_of_topic else None
         table = record.table if named is None else named
         keys = key_reader.record.column_names if key_reader else ()
@@ -347,7 +347,9 @@ class FlatAvroCodec(Codec):
         writer = self._id_writers.get((schema_id, wide))
         if writer is None:
             record = self._record(schema_id)
-            columns = tuple(_without_labels(one) for one in record.table_schema(record.table, ()).columns)
+            columns = tuple(
+                _without_labels(column) for column in record.table_schema(record.table, ()).columns
+            )
             full_width = wide or record.before is not None
             writer = RecordWriter(schema_id, record, columns, full_width_bit=full_width)
             self._id_writers[schema_id, wide] = writer
@@ -445,13 +447,13 @@ def _watermark(message: Message, value: bytes) -> WatermarkEvent:
 
 def _ddl(message: Message, value: bytes) -> DdlEvent:
     try:
-        found: Any = json.loads(value[1:])
+        members: Any = json.loads(value[1:])
     except (ValueError, RecursionError) as error:
         raise SchemaMismatchError(f"The DDL event is not JSON: {error!s:.120}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(members, dict):
         raise SchemaMismatchError("The DDL event is not a JSON object.")
-    query, schema, table = (_member(found, name, str) for name in ("query", "schema", "table"))
-    kind, commit_ts = (_member(found, name, int) for name in ("type", "commitTs"))
+    query, schema, table = (_member(members, name, str) for name in ("query", "schema", "table"))
+    kind, commit_ts = (_member(members, name, int) for name in ("type", "commitTs"))
     return DdlEvent(
         table=TableId(schema, table),
         query=query,
@@ -462,8 +464,8 @@ def _ddl(message: Message, value: bytes) -> DdlEvent:
     )
 
 
-def _member(found: dict[str, Any], name: str, kind: type) -> Any:
-    value = found.get(name)
+def _member(members: dict[str, Any], name: str, kind: type) -> Any:
+    value = members.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise SchemaMismatchError(
             f"The DDL event has {name}={shown(value, 40)}, but a value of type {kind.__name__} was expected."
@@ -568,9 +570,9 @@ class GlueFrames:
         return header(self._id(UUID(bytes=data[2:GLUE_SIZE]))) + plain
 
     def _id(self, uuid: UUID) -> int:
-        known = self._ids.get(uuid)
-        if known is not None:
-            return known
+        assigned = self._ids.get(uuid)
+        if assigned is not None:
+            return assigned
         if self._source is None:
             raise FramingError(
                 f"The message has an AWS Glue schema registry header (schema version {uuid}), but no source "

@@ -135,7 +135,7 @@ class _Batch:
 
     def __init__(self, records: Records) -> None:
         self.records = records
-        self.keys, self.values = (RecordBytes.of(one) for one in (records.key, records.value))
+        self.keys, self.values = (RecordBytes.of(column) for column in (records.key, records.value))
         self._key_heads = _heads(self.keys, records.key)
         self._value_heads = _heads(self.values, records.value)
         self._mark_control()
@@ -167,8 +167,8 @@ class _Batch:
         """Mask of the records that the row codec must decode, because their headers are not Confluent's."""
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
-        found: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
-        return found
+        mask: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
+        return mask
 
     def watermarks(self) -> list[tuple[int, WatermarkEvent]]:
         """Returns the watermarks, each with the index of its record in the batch's input."""
@@ -178,8 +178,8 @@ class _Batch:
         times = self.commit_ts(rows).view(np.uint64).tolist()
         messages = self.records.take(rows)
         return [
-            (record, WatermarkEvent(ts, Position(one.topic, one.partition, one.offset, 0, (ts,))))
-            for (record, one), ts in zip(messages, times, strict=True)
+            (record, WatermarkEvent(ts, Position(message.topic, message.partition, message.offset, 0, (ts,))))
+            for (record, message), ts in zip(messages, times, strict=True)
         ]
 
     def groups(self) -> Iterator[_Group]:
@@ -189,10 +189,10 @@ class _Batch:
             return
         topics = self.records.topic.indices.to_numpy(zero_copy_only=False)
         columns = (topics, self._key_heads, self._value_heads)
-        for one in _split(rows, columns):
-            first = int(one[0])
+        for group in _split(rows, columns):
+            first = int(group[0])
             topic = self.records.topic[first].as_py()
-            yield _Group(topic, int(self._key_heads[first]), int(self._value_heads[first]), one)
+            yield _Group(topic, int(self._key_heads[first]), int(self._value_heads[first]), group)
 
 
 def _heads(parts: RecordBytes, array: pa.Array) -> Heads:
@@ -213,8 +213,8 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
         values = column if len(rows) == len(column) else column[rows]
         if (values == values[0]).all():
             continue
-        found = pc.dictionary_encode(pa.array(values))
-        codes = codes * len(found.dictionary) + found.indices.to_numpy()
+        encoded = pc.dictionary_encode(pa.array(values))
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
         # The codes are encoded again, so that they stay small.
         again = pc.dictionary_encode(pa.array(codes))
         codes, count = again.indices.to_numpy().astype(np.int64), len(again.dictionary)
@@ -233,11 +233,13 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
     if plan.sums is not None:
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
-    columns = {one.name: (one.type, types.policies_of(one)) for one in plan.schema.columns}
+    columns = {column.name: (column.type, types.policies_of(column)) for column in plan.schema.columns}
     readers = (plan.key, plan.value)
     key, value = (
-        None if one is None else _Part.of(one.record, columns, options, summed=plan.time_sums is not None)
-        for one in readers
+        None
+        if reader is None
+        else _Part.of(reader.record, columns, options, summed=plan.time_sums is not None)
+        for reader in readers
     )
     if (plan.key and not key) or (plan.value and not value):
         return None
@@ -292,8 +294,8 @@ class _GroupDecoder:
                 left.append(rows[unproven])
                 table = table.filter(pa.array(~unproven))
             chunks.append(table)
-        found = pa.Table.from_batches(chunks, self.types.table)
-        table = ChangeTable(self.plan.table, self.plan.schema, self.plan.schema_id, found)
+        combined = pa.Table.from_batches(chunks, self.types.table)
+        table = ChangeTable(self.plan.table, self.plan.schema, self.plan.schema_id, combined)
         return table, np.concatenate(left) if left else np.empty(0, np.int64)
 
     def _chunk(self, batch: _Batch, rows: Indices, left: Mask, marked: bool) -> pa.RecordBatch:
@@ -338,10 +340,10 @@ class _GroupDecoder:
             before = pc.if_else(pa.array(outside), _struct(kind, row, count), before)
         lists = {}
         for mark, marked in row.marks.items():
-            found = {name: rows & ~(deleted & present) for name, rows in marked.items()}
+            masks = {name: rows & ~(deleted & present) for name, rows in marked.items()}
             for name, rows in image.marks[mark].items():
-                found[name] = found.get(name, False) | (rows & deleted & present)
-            lists[mark] = name_lists(found, count)
+                masks[name] = masks.get(name, False) | (rows & deleted & present)
+            lists[mark] = name_lists(masks, count)
         return {"before": before, "after": _struct(kind, row, count, ~deleted), **lists}
 
 
@@ -364,9 +366,9 @@ def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
     Records with an unknown operation are marked in ``left``.
     """
     # A null replaces a text that is not UTF-8. Its record is already marked as left to the row codec.
-    found = values.fill_null("").dictionary_encode()
-    texts = found.dictionary.to_pylist()
-    indices = found.indices.to_numpy(zero_copy_only=False)
+    encoded = values.fill_null("").dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
     left |= np.array([text not in OPS for text in texts], np.bool_)[indices]
     ops: npt.NDArray[np.int8] = np.array([op_code(OPS.get(text, Op.UPSERT)) for text in texts], np.int8)[
         indices
@@ -401,12 +403,12 @@ def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: b
         elif reader == "bit":
             wire, unproven = _bits(wire, column.type)
             left |= unproven
-        found = convert(wire, column.type, time_zone=zone, **policies)
-        if found.unproven is not None:
-            left |= found.unproven
-        if summed and found.ambiguous_times is not None:
-            left |= found.ambiguous_times
-        return found
+        converted = convert(wire, column.type, time_zone=zone, **policies)
+        if converted.unproven is not None:
+            left |= converted.unproven
+        if summed and converted.ambiguous_times is not None:
+            left |= converted.ambiguous_times
+        return converted
 
     return read
 
@@ -438,12 +440,15 @@ class _Part:
         row's checksum may show which of two moments an ambiguous local time means.
         """
         both = (record.columns, record.before or ())
-        if any(columns.get(one.name, (None,))[0] != one.type for image in both for one in image):
+        if any(columns.get(column.name, (None,))[0] != column.type for image in both for column in image):
             return None
         if not _is_ordinary(record):
             return None
         row, before = (
-            {one.name: _step(one, columns[one.name][1], options.zone, summed=summed) for one in image}
+            {
+                column.name: _step(column, columns[column.name][1], options.zone, summed=summed)
+                for column in image
+            }
             for image in both
         )
         decoder = AvroDecoder(_decimal_schema(record))
@@ -454,10 +459,10 @@ class _Part:
 
         Records that are not certainly valid are marked in ``left``.
         """
-        found = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
-        if found.unproven is not None:
-            left |= found.unproven
-        fields = _members(found.record)
+        decoded = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
+        if decoded.unproven is not None:
+            left |= decoded.unproven
+        fields = _members(decoded.record)
         extension = _members(fields[EXTENSION]) if EXTENSION in fields else {}
         before = None
         if self.before is not None and fields[BEFORE].null_count < len(parts):
@@ -467,16 +472,16 @@ class _Part:
 
 
 def _read(steps: Mapping[str, _Step], fields: Mapping[str, pa.Array], left: Mask) -> _Image:
-    found = {name: step(fields[name], left) for name, step in steps.items()}
+    columns = {name: step(fields[name], left) for name, step in steps.items()}
     marks = {
-        mark: {name: mask for name, one in found.items() if (mask := getattr(one, mark)) is not None}
+        mark: {name: mask for name, column in columns.items() if (mask := getattr(column, mark)) is not None}
         for mark in MARKS
     }
-    return _Image([one.values for one in found.values()], marks)
+    return _Image([column.values for column in columns.values()], marks)
 
 
 def _members(record: pa.StructArray) -> dict[str, pa.Array]:
-    return {one.name: record.field(index) for index, one in enumerate(record.type)}
+    return {field.name: record.field(index) for index, field in enumerate(record.type)}
 
 
 def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
@@ -502,9 +507,9 @@ def _is_ordinary(record: WriterRecord) -> bool:
     Then the fields of the extension have TiCDC's types, and the row before the change has the same columns as
     the row.
     """
-    extension = [one["type"]["fields"] for one in record.bare["fields"] if one["name"] == EXTENSION]
-    types = {one["name"]: one["type"] for fields in extension for one in fields}
-    same = record.before is None or tuple(one.name for one in record.before) == record.column_names
+    extension = [field["type"]["fields"] for field in record.bare["fields"] if field["name"] == EXTENSION]
+    types = {field["name"]: field["type"] for fields in extension for field in fields}
+    same = record.before is None or tuple(column.name for column in record.before) == record.column_names
     return same and types.get(OP, "string") == "string" and types.get(COMMIT_TS, "long") == "long"
 
 
@@ -514,17 +519,17 @@ def _decimal_schema(record: WriterRecord) -> dict[str, Any]:
     def typed(fields: Sequence[Mapping[str, Any]], columns: Sequence[AvroColumn]) -> list[dict[str, Any]]:
         by_name = {column.name: column for column in columns}
         return [
-            {"name": one["name"], "type": _with_decimal(by_name[one["name"]])}
-            if one["name"] in by_name
-            else dict(one)
-            for one in fields
+            {"name": field["name"], "type": _with_decimal(by_name[field["name"]])}
+            if field["name"] in by_name
+            else dict(field)
+            for field in fields
         ]
 
     fields = typed(record.bare["fields"], record.columns)
-    for one in fields:
-        if one["name"] == BEFORE and record.before is not None:
-            null, inner = one["type"]
-            one["type"] = [null, {**inner, "fields": typed(inner["fields"], record.before)}]
+    for avro_field in fields:
+        if avro_field["name"] == BEFORE and record.before is not None:
+            null, inner = avro_field["type"]
+            avro_field["type"] = [null, {**inner, "fields": typed(inner["fields"], record.before)}]
     return {**record.bare, "fields": fields}
 
 

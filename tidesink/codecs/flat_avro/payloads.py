@@ -255,8 +255,8 @@ _Repairs = tuple[tuple[str, FromWire], ...]
 
 
 def _repairs(columns: tuple[AvroColumn, ...] | None) -> _Repairs:
-    found = [(column.name, from_wire(column.type, column.avro)) for column in columns or ()]
-    return tuple((name, repair) for name, repair in found if repair is not None)
+    repairs = [(column.name, from_wire(column.type, column.avro)) for column in columns or ()]
+    return tuple((name, repair) for name, repair in repairs if repair is not None)
 
 
 class RecordReader:
@@ -419,27 +419,27 @@ class RowWriter:
                 column's type.
         """
         try:
-            found: dict[str, Any] = {avro: row[column] for avro, column in self.names}
+            datum: dict[str, Any] = {avro: row[column] for avro, column in self.names}
         except KeyError as error:
             raise EncodeError(
                 "The row does not have this column, but flat-avro can only write complete rows.",
                 column=str(error.args[0]),
             ) from error
-        found.update(dict.fromkeys(self._virtual))
-        self._check_required(found)
+        datum.update(dict.fromkeys(self._virtual))
+        self._check_required(datum)
         name = ""
         try:
             for name, write in self._repairs:
-                value = found[name]
+                value = datum[name]
                 if value is not None:
-                    found[name] = write(value)
+                    datum[name] = write(value)
         except EncodeError as error:
             raise error.with_context(column=name) from error
-        return found
+        return datum
 
-    def _check_required(self, found: Mapping[str, Any]) -> None:
+    def _check_required(self, datum: Mapping[str, Any]) -> None:
         for avro, column in self._required:
-            if found[avro] is None:
+            if datum[avro] is None:
                 why = (
                     "New-architecture TiCDC cannot write a virtual column that is NOT NULL."
                     if avro in self._virtual
@@ -506,8 +506,8 @@ class RecordWriter:
         extension = event.extension or {}
         if self._sums is None or CHECKSUM in extension:
             return event
-        found = str(self._sums.sum(_row_of(event)))
-        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: found})
+        checksum = str(self._sums.sum(_row_of(event)))
+        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: checksum})
 
     def _write(self, datum: dict[str, Any]) -> bytes:
         stream = BytesIO()
@@ -519,25 +519,25 @@ class RecordWriter:
         return stream.getvalue()
 
     def _refused(self, datum: Mapping[str, Any], error: Exception) -> EncodeError:
-        for one, value in self._fields(datum):
-            alone = fastavro.parse_schema({"type": "record", "name": "one", "fields": [one]})
+        for field, value in self._fields(datum):
+            alone = fastavro.parse_schema({"type": "record", "name": "one", "fields": [field]})
             try:
-                schemaless_writer(BytesIO(), alone, {one["name"]: value})
+                schemaless_writer(BytesIO(), alone, {field["name"]: value})
             except OverflowError:
-                return EncodeError(f"{shown(value)} {_TOO_LARGE}", column=one["name"])
+                return EncodeError(f"{shown(value)} {_TOO_LARGE}", column=field["name"])
             except _WRITE_ERRORS as cause:
                 return EncodeError(
-                    f"The value does not have the field's type: {cause!s:.120}.", column=one["name"]
+                    f"The value does not have the field's type: {cause!s:.120}.", column=field["name"]
                 )
         return EncodeError(f"The row does not match its Avro schema: {error!s:.120}.")
 
     def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         """Yields each field of the schema with its value, including the fields of the TiDB extension."""
-        for one in self._record.bare["fields"]:
-            if one["name"] == EXTENSION:
-                yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
+        for field in self._record.bare["fields"]:
+            if field["name"] == EXTENSION:
+                yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in field["type"]["fields"])
             else:
-                yield one, datum.get(one["name"])
+                yield field, datum.get(field["name"])
 
 
 def _row_of(event: ChangeEvent) -> Row:

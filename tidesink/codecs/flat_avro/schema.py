@@ -93,7 +93,9 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
         EncodeError: Two fields map to the same Avro name.
     """
     # Classic TiCDC omits virtual columns. The new architecture writes them as NULL.
-    columns = tuple(one for one in schema.columns if options.producer == "new" or not one.virtual)
+    columns = tuple(
+        candidate for candidate in schema.columns if options.producer == "new" or not candidate.virtual
+    )
     if _has_checksum(options):
         columns = tuple(sorted(columns, key=lambda column: column.column_id or 0))
     built = _record(table, columns, options)
@@ -159,7 +161,11 @@ def null_defaults(record: BuiltRecord) -> list[str]:
     goavro reads the text as Avro's null, which does not match the first branch of the field's union.
     """
     fields = json.loads(record.text)["fields"]
-    return [one["name"] for one in fields if one.get("default") == "null" and isinstance(one["type"], list)]
+    return [
+        field["name"]
+        for field in fields
+        if field.get("default") == "null" and isinstance(field["type"], list)
+    ]
 
 
 def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
@@ -237,18 +243,18 @@ def _bits_base64(text: str) -> str:
 
 def _damaged(raw: bytes) -> bytes:
     # TiDB stores the default as JSON text, in which U+FFFD replaces each byte that is not UTF-8.
-    kept, at = "", 0
-    while at < len(raw):
+    text, position = "", 0
+    while position < len(raw):
         for size in (1, 2, 3, 4):
             try:
-                kept += raw[at : at + size].decode("utf-8")
+                text += raw[position : position + size].decode("utf-8")
             except UnicodeDecodeError:
                 continue
-            at += size
+            position += size
             break
         else:
-            kept, at = kept + "\ufffd", at + 1
-    return kept.encode("utf-8")
+            text, position = text + "\ufffd", position + 1
+    return text.encode("utf-8")
 
 
 _TO_JSON: Final[dict[Reader, Callable[[str], JsonDefault]]] = {
@@ -380,7 +386,9 @@ def parse_record(text: str) -> WriterRecord:
     fields = _fields(schema)
     extension = [field for field in fields if _is_extension(field)]
     before = next((field for field in fields if field["name"] == BEFORE and _is_before(field)), None)
-    columns = tuple(_avro_column(one) for one in fields if one is not before and not _is_extension(one))
+    columns = tuple(
+        _avro_column(member) for member in fields if member is not before and not _is_extension(member)
+    )
     bare = {column.name: column.bare for column in columns}
     old, name = None, None
     if before is not None:
@@ -389,11 +397,11 @@ def parse_record(text: str) -> WriterRecord:
         bare[BEFORE] = ["null", _bare_record(inner, {column.name: column.bare for column in old})]
     head = [field["name"] for field in fields[: len(fields) - len(extension)]]
     if bare.keys() != {*head}:
-        misplaced = next(one for one in head if one not in bare)
+        misplaced = next(field_name for field_name in head if field_name not in bare)
         raise SchemaMismatchError(
             "The writer's schema has a field of the TiDB extension before this column.", column=misplaced
         )
-    in_order = {one: bare[one] for one in head}
+    in_order = {field_name: bare[field_name] for field_name in head}
     if extension:
         types = {str(field["name"]): field["type"] for field in extension}
         in_order[EXTENSION] = _bare_record({"name": EXTENSION}, types)

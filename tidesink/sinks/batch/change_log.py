@@ -97,7 +97,10 @@ class _LoggedTable:
         own = {**self._own, **self._rows.metadata_columns(events, self._own[OP])}
         if shape.shard is not None:  # a truncate has no row, but it has a shard
             own[shape.shard.column] = pa.repeat(pa.scalar(shape.shard.value), len(self._at))
-        arrays = [own[one.name] if one.name in own else self._value(one) for one in shape.columns]
+        arrays = [
+            own[shape_column.name] if shape_column.name in own else self._value(shape_column)
+            for shape_column in shape.columns
+        ]
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
         keys = [self._own[column.name] for column in shape.key_columns]
         key = pa.StructArray.from_arrays(keys, fields=list(key_type(shape)))
@@ -146,10 +149,10 @@ class _LoggedTable:
 
         If only the key of a row is known, a key column's values come from the key.
         """
-        found = pc.struct_field(self._image, [column.name])
+        values = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():
-            return found
-        return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
+            return values
+        return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), values)
 
     def _unavailable(self) -> pa.Array:
         """For each log row, the columns whose values the source did not send, as a JSON list.
@@ -175,11 +178,13 @@ class _LoggedTable:
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
-    def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:
-        """Returns, for each log row, its event's value from ``one`` if ``first`` is True for the row, else
+    def _chosen(self, first: Flags, values: pa.Array, other: pa.Array) -> pa.Array:
+        """Returns, for each log row, its event's value from ``values`` if ``first`` is True for the row, else
         from ``other``.
         """
-        return pa.concat_arrays([one, other]).take(pa.array(np.where(first, self._at, self._at + len(one))))
+        return pa.concat_arrays([values, other]).take(
+            pa.array(np.where(first, self._at, self._at + len(values)))
+        )
 
     def _taken(self, column: pa.ChunkedArray) -> pa.Array:
         return column.combine_chunks().take(self._events)
@@ -189,8 +194,8 @@ class _LoggedTable:
         return pa.array(self._at)
 
     def _is(self, op: Op) -> Flags:
-        found: Flags = pc.equal(self._ops, op.value).to_numpy(zero_copy_only=False)
-        return found
+        flags: Flags = pc.equal(self._ops, op.value).to_numpy(zero_copy_only=False)
+        return flags
 
 
 def change_keys(
@@ -218,18 +223,18 @@ def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _there(array: pa.Array) -> Flags:
-    found: Flags = array.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    flags: Flags = array.is_valid().to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _json(lists: pa.Array) -> pa.Array:
     """Returns each list of names as JSON text. Each distinct list is converted only once."""
     texts: dict[tuple[str, ...], str] = {}
-    found: list[str | None] = [None] * len(lists)
-    for at in np.flatnonzero(_there(lists)).tolist():
-        names: Sequence[Any] = lists[at].as_py()
+    json_texts: list[str | None] = [None] * len(lists)
+    for index in np.flatnonzero(_there(lists)).tolist():
+        names: Sequence[Any] = lists[index].as_py()
         text = texts.get(tuple(names))
         if text is None:
             text = texts[tuple(names)] = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
-        found[at] = text
-    return pa.array(found, pa.string())
+        json_texts[index] = text
+    return pa.array(json_texts, pa.string())

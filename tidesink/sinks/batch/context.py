@@ -318,10 +318,10 @@ class WorkerContext:
         Raises:
             SourceError: The topic no longer exists, or the brokers refuse the request.
         """
-        found = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
-        if found is None and not may_come:
+        topic_offsets = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
+        if topic_offsets is None and not may_come:
             raise topic_deleted(topic)
-        return found if found is not None else TopicOffsets(topic, "", {})
+        return topic_offsets if topic_offsets is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
         """Returns the location of a table in the target, as a text for messages."""
@@ -433,14 +433,14 @@ def parse_failpoint(text: str) -> Armed:
     Raises:
         ConfigError: There is no failpoint with this name, or N is not a positive number.
     """
-    known = (*FAILPOINTS, *LAKE_FAILPOINTS, *CUT_FAILPOINTS, *REPLAY_FAILPOINTS)
-    found = _ARMED.fullmatch(text)
-    if found is None or found["name"] not in known:
+    names = (*FAILPOINTS, *LAKE_FAILPOINTS, *CUT_FAILPOINTS, *REPLAY_FAILPOINTS)
+    match = _ARMED.fullmatch(text)
+    if match is None or match["name"] not in names:
         raise ConfigError(
             f"{VARIABLE}={text!r} is not a failpoint. Use NAME, NAME:N or NAME:N:stop, where NAME is one of "
-            f"{', '.join(known)}."
+            f"{', '.join(names)}."
         )
-    return Armed(found["name"], int(found["hit"] or 1), signal.SIGSTOP if found["stop"] else signal.SIGKILL)
+    return Armed(match["name"], int(match["hit"] or 1), signal.SIGSTOP if match["stop"] else signal.SIGKILL)
 
 
 class Failpoints:

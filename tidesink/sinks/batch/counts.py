@@ -178,7 +178,7 @@ class BatchSummary:
         This is so if records are unplanned or bad, or if the batch reports which writer schemas its rows
         have.
         """
-        return bool(self.unplanned or self.bad) or any(one.writers for one in self.places.values())
+        return bool(self.unplanned or self.bad) or any(summary.writers for summary in self.places.values())
 
     @property
     def rows(self) -> int:
@@ -191,24 +191,24 @@ class BatchSummary:
         return self.rows - self.split_halves
 
 
-def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
+def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     """Returns the distinct values of a sequence in ascending order, without None."""
-    return tuple(sorted({one for one in found if one is not None}))
+    return tuple(sorted({value for value in values if value is not None}))
 
 
 def greatest(moments: Iterable[int | None]) -> int | None:
     """Returns the greatest commit_ts, or None if all are None."""
-    return max((one for one in moments if one is not None), default=None)
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 def latest(*records: LastRecord | None) -> LastRecord | None:
     """Returns the record with the greatest offset, or None if no record is given."""
-    return max((one for one in records if one is not None), default=None)
+    return max((record for record in records if record is not None), default=None)
 
 
 def least(moments: Iterable[int | None]) -> int | None:
     """Returns the least commit_ts, or None if all are None."""
-    return min((one for one in moments if one is not None), default=None)
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 # Previous names of counters, which stored statuses may still have.
@@ -385,8 +385,12 @@ def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[st
     ``watermark`` is the commit_ts that every partition has passed. It is None after a rewind, until the
     partitions are applied up to the offsets that they had before the rewind.
     """
-    at = progress.topics.get(topic) if progress else None
-    watermark = least_watermark(progress, topic) if progress and at and not at.read_again else None
+    topic_progress = progress.topics.get(topic) if progress else None
+    watermark = (
+        least_watermark(progress, topic)
+        if progress and topic_progress and not topic_progress.read_again
+        else None
+    )
     return {"watermark": watermark, **filtered.as_details()}
 
 
@@ -396,7 +400,7 @@ def least_watermark(progress: Progress, topic: str) -> int | None:
     This is the smallest of the partitions' watermarks. A DDL event up to it may be applied, and a cut may be
     made at it. The result is None until each partition has a watermark.
     """
-    at = progress.topics.get(topic)
-    marks = [part.watermark for part in at.partitions.values()] if at else []
-    known = [mark for mark in marks if mark is not None]
-    return min(known) if known and len(known) == len(marks) else None
+    topic_progress = progress.topics.get(topic)
+    marks = [part.watermark for part in topic_progress.partitions.values()] if topic_progress else []
+    watermarks = [mark for mark in marks if mark is not None]
+    return min(watermarks) if watermarks and len(watermarks) == len(marks) else None

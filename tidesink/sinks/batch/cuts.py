@@ -55,16 +55,16 @@ def up_to_bound(
         return
     passed: int | None = None
     for batch in batches:
-        found = batch if passed is None else _read_to(batch, passed)
-        if passed is not None and not found.num_rows:
+        records = batch if passed is None else _read_to(batch, passed)
+        if passed is not None and not records.num_rows:
             if pc.min(batch.column("offset")).as_py() > passed:
                 return
             continue
-        decoded = decode(found)
-        at = _first_at(decoded, bound)
-        if at is not None and (passed is None or at < passed):
-            passed = at
-            decoded = decode(_read_to(found, passed))
+        decoded = decode(records)
+        watermark_offset = _first_at(decoded, bound)
+        if watermark_offset is not None and (passed is None or watermark_offset < passed):
+            passed = watermark_offset
+            decoded = decode(_read_to(records, passed))
             decoded.passed = passed
         decoded.waits = least([decoded.waits, *_ddl_above(decoded, bound)])
         yield decoded
@@ -74,23 +74,23 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
     return batch.filter(pc.less_equal(batch.column("offset"), last))
 
 
-def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
+def _ddl_above(decoded: DecodedRecords, bound: int) -> Iterator[int]:
     """Yields the offsets of DDL events with a commit time above the bound. These events wait, as rows do.
 
     An event with an impossible commit time is not yielded, because no bound would ever reach that time.
     """
-    for one in found.others:
-        moment = ddl_moment(one.commit_ts, None, one.time) if one.kind == DDL else None
+    for event in decoded.others:
+        moment = ddl_moment(event.commit_ts, None, event.time) if event.kind == DDL else None
         if moment is not None and moment > bound:
-            yield one.offset
+            yield event.offset
 
 
-def _first_at(found: DecodedRecords, bound: int) -> int | None:
+def _first_at(decoded: DecodedRecords, bound: int) -> int | None:
     """Returns the offset of the first watermark whose commit_ts is at or above the bound; None if there is no
     such watermark.
     """
-    marks = (one for one in found.others if one.kind == WATERMARK and one.commit_ts is not None)
-    return min((one.offset for one in marks if (one.commit_ts or 0) >= bound), default=None)
+    marks = (event for event in decoded.others if event.kind == WATERMARK and event.commit_ts is not None)
+    return min((mark.offset for mark in marks if (mark.commit_ts or 0) >= bound), default=None)
 
 
 def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
@@ -98,9 +98,9 @@ def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
 
     ``bound``: a commit_ts, or None to read without a bound.
     """
-    known = progress.topics.get(topic)
-    parts = known.partitions if known else {}
-    return {number: _under(at, progress.bound, bound).next_offset for number, at in parts.items()}
+    topic_progress = progress.topics.get(topic)
+    parts = topic_progress.partitions if topic_progress else {}
+    return {number: _under(part, progress.bound, bound).next_offset for number, part in parts.items()}
 
 
 def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int | None) -> dict[int, int]:
@@ -109,9 +109,9 @@ def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int 
     ``applied``: the next offset to read in each partition. If a row of the partition waits for a higher
     bound, the result is the offset of the first waiting row instead.
     """
-    known = topic.partitions if topic is not None and bound is not None else {}
-    low = {number: at.low_water_offset for number, at in known.items()}
-    return {number: min(at, low.get(number, at)) for number, at in applied.items()}
+    parts = topic.partitions if topic is not None and bound is not None else {}
+    low = {number: part.low_water_offset for number, part in parts.items()}
+    return {number: min(offset, low.get(number, offset)) for number, offset in applied.items()}
 
 
 def topic_after(
@@ -133,31 +133,42 @@ def topic_after(
         last: Last records by partition, in addition to the last records in the summaries.
     """
     old = before.topics[topic].partitions if topic in before.topics else {}
-    stands = {number: _under(at, before.bound, bound) for number, at in old.items()}
+    stands = {number: _under(part, before.bound, bound) for number, part in old.items()}
     new = {
-        number: _after(stands.get(number), end, found, [one.get(number) for one in last])
-        for number, (end, found) in read.items()
+        number: _after(stands.get(number), end, summary, [records.get(number) for records in last])
+        for number, (end, summary) in read.items()
     }
     return TopicProgress(topic, topic_id, {**stands, **new})
 
 
 def _after(
-    at: PartitionProgress | None, end: int, found: PartitionSummary | None, last: Iterable[LastRecord | None]
+    previous: PartitionProgress | None,
+    end: int,
+    summary: PartitionSummary | None,
+    last: Iterable[LastRecord | None],
 ) -> PartitionProgress:
-    passed = found.passed if found else None
+    passed = summary.passed if summary else None
     following = end if passed is None else passed + 1
-    waited = at.low_water_offset if at is not None and at.low_water_offset < at.next_offset else None
-    waits = waited if waited is not None or found is None else found.waits
-    applied = at.applied_to if at is not None else following
+    waited = (
+        previous.low_water_offset
+        if previous is not None and previous.low_water_offset < previous.next_offset
+        else None
+    )
+    waits = waited if waited is not None or summary is None else summary.waits
+    applied = previous.applied_to if previous is not None else following
     return PartitionProgress(
         next_offset=following,
         low_water_offset=following if waits is None else waits,
         applied_commit_ts=greatest(
-            [at.applied_commit_ts if at else None, found.max_commit_ts if found else None]
+            [previous.applied_commit_ts if previous else None, summary.max_commit_ts if summary else None]
         ),
-        watermark=greatest([at.watermark if at else None, found.watermark if found else None]),
+        watermark=greatest(
+            [previous.watermark if previous else None, summary.watermark if summary else None]
+        ),
         again_to=applied if following < applied else None,
-        last=_last_before(following, at.last if at else None, found.last if found else None, *last),
+        last=_last_before(
+            following, previous.last if previous else None, summary.last if summary else None, *last
+        ),
     )
 
 
@@ -167,10 +178,10 @@ def _last_before(following: int, *records: LastRecord | None) -> LastRecord | No
     The batch may end before the end of the range that was read: at a bad record, a truncate, or a watermark
     at the bound. Records after that point do not count.
     """
-    return latest(*(one for one in records if one is not None and one.offset < following))
+    return latest(*(record for record in records if record is not None and record.offset < following))
 
 
-def _under(at: PartitionProgress, earlier_bound: int | None, bound: int | None) -> PartitionProgress:
+def _under(part: PartitionProgress, earlier_bound: int | None, bound: int | None) -> PartitionProgress:
     """Converts a partition's progress from an earlier bound (``earlier_bound``) to a new bound (``bound``).
 
     If the bound changes, rows that waited are read again, and so is the watermark at which reading ended.
@@ -178,11 +189,15 @@ def _under(at: PartitionProgress, earlier_bound: int | None, bound: int | None) 
     if earlier_bound is None and bound is not None:
         # Without a bound, the worker also read records after the watermark. These may be the beginning of a
         # re-send, so the watermark no longer proves that no re-send is open.
-        return replace(at, watermark=None)
-    if bound == earlier_bound or at.low_water_offset >= at.next_offset:
-        return at
-    mark = at.watermark if at.watermark is None or earlier_bound is None else min(at.watermark, earlier_bound)
-    return replace(at, next_offset=at.low_water_offset, watermark=mark)
+        return replace(part, watermark=None)
+    if bound == earlier_bound or part.low_water_offset >= part.next_offset:
+        return part
+    mark = (
+        part.watermark
+        if part.watermark is None or earlier_bound is None
+        else min(part.watermark, earlier_bound)
+    )
+    return replace(part, next_offset=part.low_water_offset, watermark=mark)
 
 
 def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:
@@ -193,8 +208,10 @@ def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[in
     """
     if bound is None:
         return NO_MARKS
-    known = starts(progress, topic, bound)
-    return {number: bound for number, at in known.items() if number in ends and at >= ends[number]}
+    next_offsets = starts(progress, topic, bound)
+    return {
+        number: bound for number, offset in next_offsets.items() if number in ends and offset >= ends[number]
+    }
 
 
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
@@ -204,16 +221,16 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
     the beginning of a re-send. ``marks``: for each partition, its newest watermark after the committed
     offset, if only watermarks lie between that offset and the watermark.
     """
-    known = progress.topics.get(topic)
-    if known is None or bound is None:
+    topic_progress = progress.topics.get(topic)
+    if topic_progress is None or bound is None:
         return set()
     same = progress.bound == bound
     return {
         number
-        for number, at in known.partitions.items()
+        for number, part in topic_progress.partitions.items()
         # Rows that waited under the previous bound may have a commit_ts up to this bound.
-        if (same or at.low_water_offset >= at.next_offset)
-        and (greatest([_under(at, progress.bound, bound).watermark, marks.get(number)]) or 0) >= bound
+        if (same or part.low_water_offset >= part.next_offset)
+        and (greatest([_under(part, progress.bound, bound).watermark, marks.get(number)]) or 0) >= bound
     }
 
 
@@ -225,8 +242,8 @@ def stands_at(
     ``marks``: for each partition, its newest watermark after the committed offset, if only watermarks lie
     between that offset and the watermark.
     """
-    known = progress.topics.get(topic)
-    numbers = {*partitions, *(known.partitions if known else ())}
+    topic_progress = progress.topics.get(topic)
+    numbers = {*partitions, *(topic_progress.partitions if topic_progress else ())}
     return bool(numbers) and numbers <= passed_partitions(progress, topic, bound, marks)
 
 
@@ -262,9 +279,9 @@ def next_bound(newest: int, *, every: float, above: int | None, least: int | Non
         least: The smallest bound that the tables can be read under, or None. The new bound is not smaller.
     """
     step = max(1, round(every * 1000)) << LOGICAL_BITS
-    found = newest - newest % step
+    bound = newest - newest % step
     if above is not None:
-        found = max(found, (above // step + 1) * step)
+        bound = max(bound, (above // step + 1) * step)
     if least is not None:
-        found = max(found, -(-least // step) * step)
-    return found
+        bound = max(bound, -(-least // step) * step)
+    return bound

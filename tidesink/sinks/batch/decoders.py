@@ -147,7 +147,7 @@ class RegisteredSchemas:
                 for part in parts
                 if ids[part][record] != _NO_ID
             ]
-            fault = next((one for one in faults if one is not None), None)
+            fault = next((error for error in faults if error is not None), None)
             yield Unplanned(record, "a schema id is new", fault)
 
     @property
@@ -163,7 +163,7 @@ def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
     ascending order.
     """
     wanted = set(ids)
-    return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
+    return (*(schema_id for schema_id in history if schema_id in wanted), *sorted(wanted - set(history)))
 
 
 class KnownSchemas(MemorySchemaRegistry):
@@ -179,8 +179,8 @@ class KnownSchemas(MemorySchemaRegistry):
         Raises:
             SchemaNotFoundError: The id is not known.
         """
-        known = self._known.get(schema_id)
-        return super().schema_by_id(schema_id) if known is None else known
+        text = self._known.get(schema_id)
+        return super().schema_by_id(schema_id) if text is None else text
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
@@ -204,20 +204,24 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
             yield fault
 
 
-def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields the unplanned records ``found``.
+def named_unplanned(records: pa.RecordBatch, unplanned: Iterable[Unplanned]) -> Iterator[Unplanned]:
+    """Yields the unplanned records ``unplanned``.
 
     A record that has its schema ids in Kafka headers becomes an error, because workers do not read ids there.
     """
-    for one in found:
-        elsewhere = record_ids_in_headers(records, one.record)
-        yield one if elsewhere is None else replace(one, fault=FramingError(elsewhere))
+    for unplanned_record in unplanned:
+        elsewhere = record_ids_in_headers(records, unplanned_record.record)
+        yield (
+            unplanned_record
+            if elsewhere is None
+            else replace(unplanned_record, fault=FramingError(elsewhere))
+        )
 
 
 def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
     """Returns the error message for a record with schema ids in its Kafka headers, or None without them."""
     headers = records.column("headers")[record].as_py() if "headers" in records.schema.names else None
-    return None if not headers else ids_in_headers((one["key"], one["value"]) for one in headers)
+    return None if not headers else ids_in_headers((header["key"], header["value"]) for header in headers)
 
 
 def under_glue(part: str, protocol: str) -> str:
@@ -248,13 +252,13 @@ def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
     header.
     """
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-    found = np.full(len(column), _NO_ID, np.int64)
+    header_ids = np.full(len(column), _NO_ID, np.int64)
     framed = np.nonzero(lengths >= HEADER_SIZE)[0]
     if not len(framed):
-        return found
+        return header_ids
     heads = pc.binary_slice(column.take(pa.array(framed)), 0, HEADER_SIZE)
     data = np.frombuffer(heads.cast(pa.binary(HEADER_SIZE)).buffers()[1], np.uint8)
     rows = data[heads.offset * HEADER_SIZE :][: len(framed) * HEADER_SIZE].reshape(-1, HEADER_SIZE)
     ids = rows[:, 1:].astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
-    found[framed] = np.where((rows[:, 0] == 0) & (ids > 0), ids, _NO_ID)
-    return found
+    header_ids[framed] = np.where((rows[:, 0] == 0) & (ids > 0), ids, _NO_ID)
+    return header_ids

@@ -94,24 +94,24 @@ class RowFilterRule:
         """The columns that the first half of the task returns, as Spark DDL."""
         return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
 
-    def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
+    def applied(self, decoded: DecodedRecords, verdicts: pa.Array, rows: TargetRows) -> DecodedRecords:
         """Returns the decoded records after applying the verdicts.
 
         Row changes get the column ``UNMATCHED``: True if the row does not match the filter. Row changes for
-        which the filter cannot be evaluated become bad records. ``said``: one verdict per row change, in
+        which the filter cannot be evaluated become bad records. ``verdicts``: one verdict per row change, in
         their order.
         """
-        tables, others, at = [], [*found.others], 0
-        for table in found.tables:
-            sound, bad = self._applied(table, said.slice(at, table.rows.num_rows), rows)
-            at += table.rows.num_rows
+        tables, others, start = [], [*decoded.others], 0
+        for table in decoded.tables:
+            sound, bad = self._applied(table, verdicts.slice(start, table.rows.num_rows), rows)
+            start += table.rows.num_rows
             others += bad
             if sound.rows.num_rows:
                 tables.append(sound)
-        return replace(found, tables=tables, others=others)
+        return replace(decoded, tables=tables, others=others)
 
     def _applied(
-        self, table: ChangeTable, said: pa.Array, rows: TargetRows
+        self, table: ChangeTable, verdicts: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
         """Adds the column ``UNMATCHED`` to row changes. Returns the valid row changes and the new bad
         records.
@@ -119,8 +119,8 @@ class RowFilterRule:
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
         unsent = written & self._unsent(table, rows)
-        failed = written & ~unsent & ~_flags(said.is_valid())
-        matches = ~written | _flags(pc.fill_null(pc.equal(said, _MATCHES), False))
+        failed = written & ~unsent & ~_flags(verdicts.is_valid())
+        matches = ~written | _flags(pc.fill_null(pc.equal(verdicts, _MATCHES), False))
         whole = table.rows.append_column(UNMATCHED, pa.array(~matches))
         if not (unsent | failed).any():
             return replace(table, rows=whole), []
@@ -131,10 +131,10 @@ class RowFilterRule:
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
         """Returns a mask of the row changes that omit the value of a column that the filter uses."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
-        found = np.zeros(len(lists), np.bool_)
+        mask = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
-        found[pc.list_parent_indices(lists).to_numpy()[needed]] = True
-        return found
+        mask[pc.list_parent_indices(lists).to_numpy()[needed]] = True
+        return mask
 
 
 def condition(row_filter: RowFilter, shape: TargetSchema) -> str:
@@ -176,36 +176,39 @@ def check_condition(row_filter: RowFilter, shape: TargetSchema, session: SparkSe
 
     row = F.lit(None).cast(f"struct<{shape.ddl}>").alias(_ROW)
     try:
-        found = session.range(0).select(row).select(F.expr(condition(row_filter, shape))).schema[0].dataType
+        data_type = (
+            session.range(0).select(row).select(F.expr(condition(row_filter, shape))).schema[0].dataType
+        )
     except PySparkException as exc:
-        said = str(exc).splitlines()[0]
+        message = str(exc).splitlines()[0]
         raise ConfigError(
-            f"filter: Spark does not accept {row_filter.text!r}: {said}", table=str(shape.table)
+            f"filter: Spark does not accept {row_filter.text!r}: {message}", table=str(shape.table)
         ) from exc
-    if not isinstance(found, BooleanType):
+    if not isinstance(data_type, BooleanType):
         raise ConfigError(
-            f"filter: {row_filter.text!r} must be a condition, but its type is {found.simpleString()}.",
+            f"filter: {row_filter.text!r} must be a condition, but its type is {data_type.simpleString()}.",
             table=str(shape.table),
         )
 
 
 def _tried(text: str) -> str:
-    said = f"coalesce(cast({text} as string), 'null')"
-    return f"cast(get(transform(array({FILTERED}), {_ROW} -> try_to_binary({said}, 'utf-8')), 0) as string)"
+    expression = f"coalesce(cast({text} as string), 'null')"
+    tried = f"transform(array({FILTERED}), {_ROW} -> try_to_binary({expression}, 'utf-8'))"
+    return f"cast(get({tried}, 0) as string)"
 
 
 def decoded_chunk(
-    wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
+    wanted: FetchRange, decoded: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
     """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 
-    The first row contains the whole chunk, pickled. ``found``: the decoded records, or the error that
+    The first row contains the whole chunk, pickled. ``decoded``: the decoded records, or the error that
     decoding raised.
     """
-    tables = [] if isinstance(found, TidesinkError) else found.tables
-    parts = [rows.source_row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
+    tables = [] if isinstance(decoded, TidesinkError) else decoded.tables
+    parts = [rows.source_row(table, table.rows["after"].combine_chunks(), rule.columns) for table in tables]
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
-    chunk = pa.array([pickle.dumps((wanted, found))])
+    chunk = pa.array([pickle.dumps((wanted, decoded))])
     chunks = pa.concat_arrays([chunk, pa.nulls(len(images) - 1, pa.binary())])
     return pa.RecordBatch.from_arrays([chunks, images], [CHUNK, FILTERED])
 
@@ -216,27 +219,27 @@ def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
     A chunk begins at each row that contains one, so it does not matter how Spark divided the rows into
     batches.
     """
-    chunk, said = None, list[Any]()
+    chunk, chunk_verdicts = None, list[Any]()
     for batch in batches:
         chunks, verdicts = batch.columns
         starts = np.flatnonzero(_flags(chunks.is_valid())).tolist()
         for start, end in pairwise((0, *starts, batch.num_rows)):
             if end > start and chunks[start].is_valid:
                 if chunk is not None:
-                    yield _verdicts(chunk, said)
-                chunk, said = chunks[start].as_py(), []
-            said.append(verdicts.slice(start, end - start))
+                    yield _verdicts(chunk, chunk_verdicts)
+                chunk, chunk_verdicts = chunks[start].as_py(), []
+            chunk_verdicts.append(verdicts.slice(start, end - start))
     if chunk is not None:
-        yield _verdicts(chunk, said)
+        yield _verdicts(chunk, chunk_verdicts)
 
 
-def _verdicts(chunk: bytes, said: list[Any]) -> Verdicts:
-    wanted, found = pickle.loads(chunk)  # noqa: S301  (our own task wrote it)
-    return Verdicts(wanted, found, pa.concat_arrays(said))
+def _verdicts(chunk: bytes, verdicts: list[Any]) -> Verdicts:
+    wanted, decoded = pickle.loads(chunk)  # noqa: S301  (our own task wrote it)
+    return Verdicts(wanted, decoded, pa.concat_arrays(verdicts))
 
 
 def _no_row(rows: TargetRows, rule: RowFilterRule) -> pa.Array:
-    return pa.nulls(1, pa.struct([one for one in row_type(rows.shape) if one.name in rule.columns]))
+    return pa.nulls(1, pa.struct([field for field in row_type(rows.shape) if field.name in rule.columns]))
 
 
 def _bad(table: ChangeTable, flags: Flags, reason: str) -> Iterator[OtherRecord]:
@@ -246,5 +249,5 @@ def _bad(table: ChangeTable, flags: Flags, reason: str) -> Iterator[OtherRecord]
 
 
 def _flags(array: Any) -> Flags:
-    found: Flags = array.to_numpy(zero_copy_only=False)
-    return found
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags

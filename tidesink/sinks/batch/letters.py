@@ -75,9 +75,9 @@ def write_bad_records(
         SourceError: Kafka refuses a task's request, or does not answer. The first task's error is raised with
             its own class.
     """
-    place = (F.col(f"_{name}").alias(name) for name in _PLACE)
+    columns = (F.col(f"_{name}").alias(name) for name in _PLACE)
     fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
-    bad = reduced.where(F.col("_op") == BAD).select(*place, *fault)
+    bad = reduced.where(F.col("_op") == BAD).select(*columns, *fault)
     with translated_read_errors(stamp.table):
         outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
     return WrittenLetters(*(sum(int(row[name]) for row in outcomes) for name in ("found", "written")))
@@ -102,13 +102,16 @@ class LetterTask:
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         """Yields the bad records in the columns of ``LETTER_SCHEMA``: the Kafka record and its error."""
-        for (topic, partition), places in groupby(sorted(bad), lambda place: place[:2]):
+        for (topic, partition), places in groupby(sorted(bad), lambda location: location[:2]):
             offsets = np.array([offset for _, _, offset in places], np.int64)
             wanted = FetchRange(topic, partition, int(offsets[0]), int(offsets[-1]) + 1, self.stamp.topic_id)
             for batch in self.fetch(wanted):
                 records = _at_offsets(batch, offsets)
                 if records.num_rows:
-                    yield _as_letters(records, [bad[topic, partition, one] for one in _offsets_of(records)])
+                    yield _as_letters(
+                        records,
+                        [bad[topic, partition, record_offset] for record_offset in _offsets_of(records)],
+                    )
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
@@ -121,8 +124,8 @@ def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, i
 
 
 def _offsets_of(records: pa.RecordBatch) -> list[int]:
-    found: list[int] = records.column("offset").to_pylist()
-    return found
+    offsets: list[int] = records.column("offset").to_pylist()
+    return offsets
 
 
 def _at_offsets(records: pa.RecordBatch, offsets: Offsets, *, other: bool = False) -> pa.RecordBatch:
@@ -133,7 +136,7 @@ def _at_offsets(records: pa.RecordBatch, offsets: Offsets, *, other: bool = Fals
 def _as_letters(records: pa.RecordBatch, faults: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     named = {"key_schema_id": "key_id", "value_schema_id": "value_id", "error": "error", "reason": "reason"}
     columns = [
-        pa.array([one[named[field.name]] for one in faults], field.type)
+        pa.array([fault[named[field.name]] for fault in faults], field.type)
         if field.name in named
         else records.column(field.name).cast(field.type)
         for field in LETTER_SCHEMA
@@ -165,10 +168,10 @@ def keep_ddl(
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
     last: StoredDdl | None = None
     for page in _pages(reduced.where(F.col("_op") == DDL)):
-        place = (f"_{name}" for name in _PLACE)
-        found = page.select(*place, "_detail.key", "_detail.value", "_detail.time")
+        columns = (f"_{name}" for name in _PLACE)
+        events = page.select(*columns, "_detail.key", "_detail.value", "_detail.time")
         # If a record has several events, each of them carries the record's bytes.
-        messages = {row[:3]: _message(row) for row in found.collect()}
+        messages = {row[:3]: _message(row) for row in events.collect()}
         timed = [with_time(message, context.source) for message in messages.values()]
         rows = [_stored(message, topic_id, _event(codec, message)) for message in timed]
         store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
@@ -183,14 +186,14 @@ def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
 
     A larger event is a page of its own.
     """
-    place = F.struct("_partition", "_offset")
+    position = F.struct("_partition", "_offset")
     sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
-    weighed = ddl.select(place.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
+    weighed = ddl.select(position.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
     weight_up_to = F.sum("weight").over(Window.orderBy("place"))
     page = F.floor(weight_up_to / _PAGE_BYTES).alias("page")
     bounds = F.min("place").alias("first"), F.max("place").alias("last")
-    for found in sorted(weighed.select("place", page).groupBy("page").agg(*bounds).collect()):
-        yield ddl.where(place.between(_place(*found["first"]), _place(*found["last"])))
+    for page_bounds in sorted(weighed.select("place", page).groupBy("page").agg(*bounds).collect()):
+        yield ddl.where(position.between(_place(*page_bounds["first"]), _place(*page_bounds["last"])))
 
 
 def _place(partition: int, offset: int) -> Column:
@@ -214,23 +217,29 @@ def with_time(message: Message, source: KafkaSource) -> Message:
     """
     if message.timestamp is not None:
         return message
-    place = OffsetRange(message.topic, message.partition, message.offset, message.offset + 1)
-    times = [one for batch in source.read_here([place]) for one in batch.column("timestamp").to_pylist()]
+    offset_range = OffsetRange(message.topic, message.partition, message.offset, message.offset + 1)
+    times = [
+        timestamp
+        for batch in source.read_here([offset_range])
+        for timestamp in batch.column("timestamp").to_pylist()
+    ]
     return replace(message, timestamp=times[0] if times else None)
 
 
 def _event(codec: Codec, message: Message) -> DdlEvent | None:
     """Returns the DDL event of a record, or None if the row codec cannot decode it."""
     try:
-        found = (event for event in codec.decode(message) if isinstance(event, DdlEvent))
-        return next(found, None)
+        events = (event for event in codec.decode(message) if isinstance(event, DdlEvent))
+        return next(events, None)
     except (DecodeError, SchemaNotFoundError):
         return None
 
 
 def _stored(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDdl:
-    said = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
-    return StoredDdl(message.topic, topic_id, message.partition, message.offset, *said, message.timestamp)
+    statement = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
+    return StoredDdl(
+        message.topic, topic_id, message.partition, message.offset, *statement, message.timestamp
+    )
 
 
 # Dead letters for a replay
@@ -288,13 +297,13 @@ def sorted_letters(
     ready, settled = list[Letter](), list[Letter]()
     waiting = expired = unsure = 0
     for letter in letters:
-        found = bounds.get(letter.partition)
+        partition_bounds = bounds.get(letter.partition)
         standing = standing_of(reads, letter.topic, letter.partition, letter.offset, lambda _read: None)
-        if found is None or letter.offset >= found.below:
+        if partition_bounds is None or letter.offset >= partition_bounds.below:
             waiting += 1
         elif standing == "settled":
             settled.append(letter)
-        elif letter.offset < found.since:
+        elif letter.offset < partition_bounds.since:
             expired += 1
         elif standing == "unsure" and not limited_reads(letter, reads):
             unsure += 1
@@ -306,7 +315,9 @@ def sorted_letters(
 def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRead]:
     """Returns the resyncs of selected rows that may have read a letter's row after the letter's change."""
     return [
-        one for one in reads if one.limited and letter.offset < one.span(letter.topic, letter.partition).last
+        read
+        for read in reads
+        if read.limited and letter.offset < read.span(letter.topic, letter.partition).last
     ]
 
 
@@ -328,27 +339,27 @@ class EventKeys:
     @property
     def ddl(self) -> str:
         """The columns of the rows that this task returns, as Spark DDL."""
-        keys = (f"{quoted(f'c{at}')} {one.spark}" for at, one in enumerate(self.columns))
+        keys = (f"{quoted(f'c{number}')} {column.spark}" for number, column in enumerate(self.columns))
         return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
 
     def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row per key: the key columns, then partition, offset and commit_ts of the event."""
         plan = replace(self.plan, rules=replace(self.plan.rules, bound=None))
         for batch in records:
-            found = decoded_records(batch, plan.decoder, plan.rows, rules=plan.rules)
-            for one in found.tables:
-                yield from self._of(one)
+            decoded = decoded_records(batch, plan.decoder, plan.rows, rules=plan.rules)
+            for changes in decoded.tables:
+                yield from self._of(changes)
 
     def _of(self, changes: ChangeTable) -> Iterator[pa.RecordBatch]:
         rows, old_keys = self.plan.rows, self.plan.decoder.old_keys
-        at, own = keys_of_events(changes, rows.keys, convert=rows.key_values, old_keys=old_keys)
-        if not len(at):
+        indexes, own = keys_of_events(changes, rows.keys, convert=rows.key_values, old_keys=old_keys)
+        if not len(indexes):
             return
         places = {
-            name: changes.rows[name].combine_chunks().take(pa.array(at))
+            name: changes.rows[name].combine_chunks().take(pa.array(indexes))
             for name in ("partition", "offset", "commit_ts")
         }
-        keys = {f"c{number}": one for number, one in enumerate(rows.key(own).flatten())}
+        keys = {f"c{number}": column for number, column in enumerate(rows.key(own).flatten())}
         yield pa.record_batch({**keys, **places})
 
 
@@ -371,7 +382,7 @@ class LetterFetch:
         places: dict[int, set[int]] = {}
         for letter in letters:
             places.setdefault(letter.partition, set()).add(letter.at)
-        return cls(topic, {partition: frozenset(found) for partition, found in places.items()})
+        return cls(topic, {partition: frozenset(offsets) for partition, offsets in places.items()})
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """Yields the original records of a partition's letters.
@@ -380,13 +391,13 @@ class LetterFetch:
             SourceError: A letter no longer exists, or Kafka refuses the request.
             SourceUnavailableError: Kafka does not answer.
         """
-        places, found = self.places.get(wanted.partition, frozenset()), 0
+        places, count = self.places.get(wanted.partition, frozenset()), 0
         for batch in read_records(self.topic, places):
-            found += batch.num_rows
+            count += batch.num_rows
             yield batch
-        if found != len(places):
+        if count != len(places):
             raise SourceError(
-                f"{len(places) - found} dead letters of {wanted.topic}[{wanted.partition}] no longer exist. "
+                f"{len(places) - count} dead letters of {wanted.topic}[{wanted.partition}] no longer exist. "
                 "List the current letters with tidesink dlq list.",
                 topic=self.topic.name,
             )
@@ -430,29 +441,29 @@ class LetterRows:
     hashes: npt.NDArray[np.uint64]
     own: Mapping[int, Offsets]
 
-    def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
+    def of(self, decoded: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
         """Removes events of other rows from the decoded records. The counts of records do not change."""
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
-            changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
-            for one in found.tables
+            changes_of_keys(table, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
+            for table in decoded.tables
         )
         tables = [
-            replace(one, rows=one.rows.filter(pa.array(mask)))
-            for one, mask in zip(found.tables, masks, strict=True)
+            replace(table, rows=table.rows.filter(pa.array(mask)))
+            for table, mask in zip(decoded.tables, masks, strict=True)
             if mask.any()
         ]
         others = [
-            one
-            for one in found.others
-            if one.kind == UNPLANNED or (one.partition, one.offset) in self._places
+            record
+            for record in decoded.others
+            if record.kind == UNPLANNED or (record.partition, record.offset) in self._places
         ]
         silent = [
-            _at_offsets(one, self.own.get(one.column("partition")[0].as_py(), np.empty(0, np.int64)))
-            for one in found.silent
+            _at_offsets(batch, self.own.get(batch.column("partition")[0].as_py(), np.empty(0, np.int64)))
+            for batch in decoded.silent
         ]
-        silent = [one for one in silent if one.num_rows]
-        return replace(found, tables=tables, others=others, silent=silent)
+        silent = [batch for batch in silent if batch.num_rows]
+        return replace(decoded, tables=tables, others=others, silent=silent)
 
     def rows(self, reduction: Reduction) -> Reduction:
         """Returns the reduced rows whose keys are keys of the letters.
@@ -469,19 +480,19 @@ class LetterRows:
 
 def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
     """Returns the letters' offsets in the source topic, sorted, by partition."""
-    found: dict[int, list[int]] = {}
+    by_partition: dict[int, list[int]] = {}
     for letter in letters:
-        found.setdefault(letter.partition, []).append(letter.offset)
-    return {partition: np.array(sorted(offsets), np.int64) for partition, offsets in found.items()}
+        by_partition.setdefault(letter.partition, []).append(letter.offset)
+    return {partition: np.array(sorted(offsets), np.int64) for partition, offsets in by_partition.items()}
 
 
 def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
     """Returns error class and reason of each bad record's first bad event, by partition and offset."""
     rows = reduced.where(F.col("_op") == BAD)
-    found = dict[tuple[int, int], tuple[str, str]]()
+    faults = dict[tuple[int, int], tuple[str, str]]()
     for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
-        found.setdefault((row[0], row[1]), (row[2], row[3]))
-    return found
+        faults.setdefault((row[0], row[1]), (row[2], row[3]))
+    return faults
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
@@ -518,10 +529,10 @@ class LetterReader:
 
         If no letters are chosen, the reader reads no later records either.
         """
-        found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
-        assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)
+        fetch, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
+        assert isinstance(fetch, FollowedFetch)  # noqa: S101  (``of`` makes it)
         following = self.following if chosen else ()
-        whole = replace(found, letters=letters, following={one.partition: one for one in following})
+        whole = replace(fetch, letters=letters, following={part.partition: part for part in following})
         return LetterReader(chosen, KafkaSource(letters), KafkaSource(whole), following)
 
     @classmethod
@@ -544,6 +555,6 @@ class LetterReader:
             following: The ranges of later Kafka records.
         """
         letters = LetterFetch.of(topic, chosen)
-        behind = {one.partition: one for one in following if one.start < one.end}
+        behind = {part.partition: part for part in following if part.start < part.end}
         whole = FollowedFetch(letters, source.fetch, behind, offsets_by_partition(every))
         return cls(chosen, KafkaSource(letters), KafkaSource(whole), tuple(behind.values()))

@@ -189,10 +189,10 @@ class MetricsListener:
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        place = self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
 
         def counter(name: str, words: str, *labels: str) -> Counter:
-            return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
+            return Counter(f"tidesink_{name}", words, ("table", *labels), registry=registry)
 
         self._events = counter("events", "Row events by outcome", "fate")
         self._filtered_out = counter("filtered_out", "Row events whose row does not match the filter")
@@ -201,14 +201,18 @@ class MetricsListener:
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
         self._warned = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
         self._retries = counter("retries", "Retries of failed steps, such as reads and commits")
-        one = ("table",)
-        self._seconds = Histogram("tidesink_batch_seconds", "Seconds per batch", one, registry=place)
-        self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
+        table_label = ("table",)
+        self._seconds = Histogram(
+            "tidesink_batch_seconds", "Seconds per batch", table_label, registry=registry
+        )
+        self._commit_ts = Gauge(
+            "tidesink_commit_ts", "Greatest commit_ts applied", table_label, registry=registry
+        )
         about = ("table", "state")
         turned = "tidesink_last_turn_timestamp_seconds"
-        self._turned = Gauge(turned, "Time of the last look-up of the topics' offsets", registry=place)
+        self._turned = Gauge(turned, "Time of the last look-up of the topics' offsets", registry=registry)
         self._state = Gauge(
-            "tidesink_table_state", "1 for the table's current state, else 0", about, registry=place
+            "tidesink_table_state", "1 for the table's current state, else 0", about, registry=registry
         )
 
     def hear(self, event: WorkerEvent) -> None:

@@ -108,7 +108,7 @@ def _pieces(part: OffsetRange, most: int) -> Iterator[FetchRange]:
     """Splits a range into parts of about the same size, each with at most ``most`` offsets."""
     count = -(-part.records // most) if part.records > 0 else 0
     for number in range(count):
-        start, end = (part.start + part.records * at // count for at in (number, number + 1))
+        start, end = (part.start + part.records * piece // count for piece in (number, number + 1))
         yield FetchRange(part.topic, part.partition, start, end)
 
 
@@ -133,17 +133,17 @@ def opened_values(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     Raises:
         ConfigError: A value is compressed, and the ``large-messages`` extra is not installed.
     """
-    place = batch.schema.get_field_index("value")
-    found: list[bytes | None] = []
+    column_index = batch.schema.get_field_index("value")
+    values: list[bytes | None] = []
     start = size = 0
-    for value in batch.column(place).to_pylist():
+    for value in batch.column(column_index).to_pylist():
         opened = None if value is None else _opened(value, most)
-        if found and size + len(opened or b"") > _OPENED_BYTES:
-            yield _with_values(batch.slice(start, len(found)), place, found)
-            start, size, found = start + len(found), 0, []
-        found.append(opened)
+        if values and size + len(opened or b"") > _OPENED_BYTES:
+            yield _with_values(batch.slice(start, len(values)), column_index, values)
+            start, size, values = start + len(values), 0, []
+        values.append(opened)
         size += len(opened or b"")
-    yield _with_values(batch.slice(start), place, found)
+    yield _with_values(batch.slice(start), column_index, values)
 
 
 def _opened(value: bytes, most: int) -> bytes:
@@ -154,8 +154,8 @@ def _opened(value: bytes, most: int) -> bytes:
     return value if opened is None else opened
 
 
-def _with_values(batch: pa.RecordBatch, place: int, values: list[bytes | None]) -> pa.RecordBatch:
-    return batch.set_column(place, batch.schema.field(place), pa.array(values, pa.binary()))
+def _with_values(batch: pa.RecordBatch, column_index: int, values: list[bytes | None]) -> pa.RecordBatch:
+    return batch.set_column(column_index, batch.schema.field(column_index), pa.array(values, pa.binary()))
 
 
 # Records that are read once for several tables
@@ -215,9 +215,9 @@ class SplitByTable:
             yield _kept_row(partition=wanted.partition, error=pickle.dumps(error))
 
     def _split(self, wanted: FetchRange, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        found = self.names.of(batch)
-        order = np.argsort(found.codes, kind="stable")
-        codes, starts = np.unique(found.codes[order], return_index=True)
+        table_names = self.names.of(batch)
+        order = np.argsort(table_names.codes, kind="stable")
+        codes, starts = np.unique(table_names.codes[order], return_index=True)
         ends = [*starts[1:].tolist(), len(order)]
         last = last_record(batch)
         for code, start, end in zip(codes.tolist(), starts.tolist(), ends, strict=True):
@@ -225,12 +225,12 @@ class SplitByTable:
             part = batch if len(mine) == len(batch) else batch.take(pa.array(mine))
             yield _kept_row(
                 partition=wanted.partition,
-                named=None if code < 0 else full_name(found.tables[code]),
+                named=None if code < 0 else full_name(table_names.tables[code]),
                 records=len(mine),
                 bytes=record_bytes(part),
-                unlisted=int(found.unlisted[mine].sum()),
-                ddl=int(found.ddl[mine].sum()),
-                watermarks=int(found.watermarks[mine].sum()),
+                unlisted=int(table_names.unlisted[mine].sum()),
+                ddl=int(table_names.ddl[mine].sum()),
+                watermarks=int(table_names.watermarks[mine].sum()),
                 last_offset=None if last is None else last.offset,
                 last_epoch=None if last is None else last.epoch,
                 payload=ipc_stream(part),
@@ -253,7 +253,7 @@ class StoredRanges:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the results of ``work`` on the ranges that have payloads."""
-        wanted = {one.partition: one for one in self.ranges}
+        wanted = {part.partition: part for part in self.ranges}
         rows = (row for batch in batches for row in zip(*batch.columns, strict=True))
         for partition, payloads in groupby(rows, lambda row: row[0].as_py()):
             yield from self.work(wanted[partition], _records_in(payloads))

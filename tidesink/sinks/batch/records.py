@@ -465,7 +465,7 @@ class DecodedRecords:
     def nbytes(self) -> int:
         """The memory in bytes that row changes, bad records and DDL events use."""
         rows = sum(int(table.rows.nbytes) for table in self.tables)
-        return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
+        return rows + sum(len(record.key or b"") + len(record.value or b"") for record in self.others)
 
     def add(self, other: DecodedRecords) -> None:
         """Add the events and counts of records that come later in the range."""
@@ -510,12 +510,12 @@ def decoded_records(
         records = records.filter(pa.array(usable))
     whole.records, whole.bytes = records.num_rows, record_bytes(records)
     places = _Places(records, decoder)
-    known = np.ones(records.num_rows, np.bool_)
-    for one in decoder.unplanned(records):
-        known[one.record] = False
-        whole.others.append(places.unplanned(one))
-    if not known.all():
-        records = records.filter(pa.array(known))
+    planned = np.ones(records.num_rows, np.bool_)
+    for unplanned in decoder.unplanned(records):
+        planned[unplanned.record] = False
+        whole.others.append(places.unplanned(unplanned))
+    if not planned.all():
+        records = records.filter(pa.array(planned))
         places = _Places(records, decoder)
     _decode(records, decoder, _Validation(decoder, rows, places, logs=logs, rules=rules), whole)
     return whole
@@ -534,12 +534,12 @@ def _decode(
     whole.others += [validation.places.bad(fault.record, 0, fault.error) for fault in faults]
     if again:
         some = records.take(pa.array(again))
-        found = decoder.decode_new_rows(some, validation.rows.keys)
+        decoded_again = decoder.decode_new_rows(some, validation.rows.keys)
         inner = _Validation(
             decoder, validation.rows, _Places(some, decoder), logs=False, rules=validation.rules
         )
-        _take(some, found, inner, whole)
-        whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
+        _take(some, decoded_again, inner, whole)
+        whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in decoded_again.faults]
 
 
 def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
@@ -596,19 +596,23 @@ class _Places:
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
-    def unplanned(self, one: Unplanned) -> OtherRecord:
+    def unplanned(self, unplanned_record: Unplanned) -> OtherRecord:
         """Returns an unplanned record (``OtherRecord``), or a bad record if no later decode plan could decode
         it either.
         """
-        if one.fault is not None:
+        if unplanned_record.fault is not None:
             return self._with_bytes(
-                one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
+                unplanned_record.record,
+                0,
+                BAD,
+                error=type(unplanned_record.fault).__name__,
+                reason=unplanned_record.fault.message,
             )
-        key, value = self._bytes(one.record)
+        key, value = self._bytes(unplanned_record.record)
         return self._at(
-            one.record,
+            unplanned_record.record,
             UNPLANNED,
-            reason=one.reason,
+            reason=unplanned_record.reason,
             key_id=self._decoder.schema_id(key),
             value_id=self._decoder.schema_id(value),
         )
@@ -633,25 +637,25 @@ class _Places:
             return self._at(record, WATERMARK, index=index, commit_ts=_signed(event.commit_ts))
         return self._at(record, MESSAGE, index=index)
 
-    def _with_bytes(self, record: int, index: int, kind: str, **said: Any) -> OtherRecord:
+    def _with_bytes(self, record: int, index: int, kind: str, **members: Any) -> OtherRecord:
         key, value = self._bytes(record)
         ids = {"key_id": self._decoder.schema_id(key), "value_id": self._decoder.schema_id(value)}
-        return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
+        return self._at(record, kind, index=index, key=key, value=value, **ids, **members)
 
     def _time(self, record: int) -> int | None:
         """Returns Kafka's timestamp of a record in ms since 1970, or None if timestamps were not fetched."""
-        known = "timestamp" in self._records.schema.names
-        return self._records.column("timestamp")[record].as_py() if known else None
+        has_timestamps = "timestamp" in self._records.schema.names
+        return self._records.column("timestamp")[record].as_py() if has_timestamps else None
 
     def _bytes(self, record: int) -> tuple[bytes | None, bytes | None]:
         key, value = (self._records.column(name)[record].as_py() for name in ("key", "value"))
         return key, value
 
-    def _at(self, record: int, kind: str, **said: Any) -> OtherRecord:
+    def _at(self, record: int, kind: str, **members: Any) -> OtherRecord:
         topic, partition, offset = (
             self._records.column(name)[record].as_py() for name in ("topic", "partition", "offset")
         )
-        return OtherRecord(kind, topic, partition, offset, **said)
+        return OtherRecord(kind, topic, partition, offset, **members)
 
 
 def _signed(moment: int | None) -> int | None:
@@ -696,17 +700,17 @@ class _Validation:
         """
         error = self._refusal(changes)
         if error is not None:
-            return None, [self.places.bad(*place, error) for place in _places(changes)]
+            return None, [self.places.bad(*record_event, error) for record_event in _places(changes)]
         lacking = self._decoder.lacking(changes, self.rows)
         if lacking:
-            return None, [self.places.lacking(*place, lacking) for place in _places(changes)]
+            return None, [self.places.lacking(*record_event, lacking) for record_event in _places(changes)]
         wrong = dict(self._wrong(changes))
         if not wrong:
             return changes, []
         sound = np.ones(changes.rows.num_rows, np.bool_)
         sound[list(wrong)] = False
         places = list(_places(changes))
-        bad = [self.places.bad(*places[at], error) for at, error in sorted(wrong.items(), key=_first)]
+        bad = [self.places.bad(*places[index], error) for index, error in sorted(wrong.items(), key=_first)]
         rows = changes.rows.filter(pa.array(sound))
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
@@ -716,8 +720,8 @@ class _Validation:
         """
         if not self._decoder.warns:
             return changes
-        found = self._decoder.warnings(changes)
-        column = pa.nulls(changes.rows.num_rows, pa.string()) if found is None else found
+        warnings = self._decoder.warnings(changes)
+        column = pa.nulls(changes.rows.num_rows, pa.string()) if warnings is None else warnings
         return replace(changes, rows=changes.rows.append_column(WARNING, column))
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
@@ -734,22 +738,22 @@ class _Validation:
         yield from self._decoder.wrong(changes)
         if self.rows.keys:
             unnamed = self._decoder.unnamed(self.rows.keys)
-            for at in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():
-                yield at, unnamed
+            for index in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():
+                yield index, unnamed
         elif self._logs:
             lost = pc.and_(_is(changes, DELETE), pc.is_null(changes.rows["before"]))
-            for at in np.flatnonzero(lost.to_numpy(zero_copy_only=False)).tolist():
-                yield at, UnnamedRowError(UNNAMED_DELETE)
+            for index in np.flatnonzero(lost.to_numpy(zero_copy_only=False)).tolist():
+                yield index, UnnamedRowError(UNNAMED_DELETE)
         yield from self.rows.unfit(changes, before=self._logs).items()
 
 
 def _each(flags: pa.Array, error: TidesinkError) -> Iterator[tuple[int, TidesinkError]]:
-    for at in np.flatnonzero(flags.to_numpy(zero_copy_only=False)).tolist():
-        yield at, error
+    for index in np.flatnonzero(flags.to_numpy(zero_copy_only=False)).tolist():
+        yield index, error
 
 
-def _first(found: tuple[int, TidesinkError]) -> int:
-    return found[0]
+def _first(indexed_error: tuple[int, TidesinkError]) -> int:
+    return indexed_error[0]
 
 
 def _is(changes: ChangeTable, op: str) -> Any:
@@ -764,4 +768,4 @@ def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
 def record_bytes(records: pa.RecordBatch) -> int:
     """Returns the total size of the records' keys and values in bytes."""
     lengths = (pc.binary_length(records.column(name)) for name in ("key", "value"))
-    return sum(int(pc.sum(one).as_py() or 0) for one in lengths)
+    return sum(int(pc.sum(column_lengths).as_py() or 0) for column_lengths in lengths)

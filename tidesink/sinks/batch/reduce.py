@@ -138,9 +138,9 @@ def reduce_tables(
     if rows.unavailable.null_count < len(rows.unavailable) and not versions:
         values = _StoredValues(tables, rows, _order(rows, order))
     reduced = tuple(
-        _reduced_table(one, rows, winners[rows.table[winners] == at], values)
-        for at, one in enumerate(tables)
-        if (rows.table[winners] == at).any()
+        _reduced_table(table, rows, winners[rows.table[winners] == number], values)
+        for number, table in enumerate(tables)
+        if (rows.table[winners] == number).any()
     )
     deletes, halves = rows.deletes[winners], rows.half[winners]
     return Reduction(
@@ -158,11 +158,11 @@ def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
     """Returns a mask of the changes that have a value in each key column, and of the truncates."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
-    found = _none_null(
+    mask = _none_null(
         [_new_key(images, name, ops == _DELETE, _as_written) for name in keys], len(changes.rows)
     )
-    found |= ops == _TRUNCATE
-    return found
+    mask |= ops == _TRUNCATE
+    return mask
 
 
 def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
@@ -170,7 +170,7 @@ def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
 
     Two different keys have the same hash with a probability of 1 in 2^64.
     """
-    hashes = [_hashes(one.rows["key"].combine_chunks()) for one in tables]
+    hashes = [_hashes(table.rows["key"].combine_chunks()) for table in tables]
     return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
 
 
@@ -193,15 +193,15 @@ def changes_of_keys(
         convert: Converts the values of a key column into its type in the target.
         old_keys: True if an update's old row contains the old key.
     """
-    found: Flags = _op_codes(changes) == _TRUNCATE
-    rows = np.flatnonzero(~found)
+    mask: Flags = _op_codes(changes) == _TRUNCATE
+    rows = np.flatnonzero(~mask)
     new, old, moved = row_keys(changes, keys, convert, old_keys=old_keys)
     wanted = pa.array(rows)
-    found[rows] = np.isin(_hashes(_struct_of([one.take(wanted) for one in new], keys)), hashes)
-    halves = np.flatnonzero(moved & ~found)
-    before = _struct_of([one.take(pa.array(halves)) for one in old], keys)
-    found[halves] = np.isin(_hashes(before), hashes)
-    return found
+    mask[rows] = np.isin(_hashes(_struct_of([column.take(wanted) for column in new], keys)), hashes)
+    halves = np.flatnonzero(moved & ~mask)
+    before = _struct_of([column.take(pa.array(halves)) for column in old], keys)
+    mask[halves] = np.isin(_hashes(before), hashes)
+    return mask
 
 
 def keys_of_events(
@@ -212,8 +212,8 @@ def keys_of_events(
     An update that changes its key has two keys: the new and the old one. ``convert``: converts the values of
     a key column into its type in the target. ``old_keys``: True if an update's old row contains the old key.
     """
-    found = _rows_of(changes, keys, convert, old_keys=old_keys)
-    return found.row, found.key
+    rows = _rows_of(changes, keys, convert, old_keys=old_keys)
+    return rows.row, rows.key
 
 
 def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
@@ -221,12 +221,12 @@ def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduct
 
     ``events`` does not change, so the events of omitted rows count as superseded.
     """
-    kept = [_rows_where(one, np.isin(key_hashes([one]), hashes)) for one in reduction.tables]
-    tables = tuple(one for one in kept if one.rows.num_rows)
+    parts = [_rows_where(table, np.isin(key_hashes([table]), hashes)) for table in reduction.tables]
+    tables = tuple(table for table in parts if table.rows.num_rows)
     counts = {
-        name: sum(int(pc.sum(one.rows[name]).as_py()) for one in tables) for name in ("deleted", "half")
+        name: sum(int(pc.sum(table.rows[name]).as_py()) for table in tables) for name in ("deleted", "half")
     }
-    deletes, rows = counts["deleted"], sum(one.rows.num_rows for one in tables)
+    deletes, rows = counts["deleted"], sum(table.rows.num_rows for table in tables)
     return replace(reduction, tables=tables, upserts=rows - deletes, deletes=deletes, halves=counts["half"])
 
 
@@ -270,10 +270,10 @@ class _Rows:
 def _all_rows(
     tables: Sequence[ChangeTable], keys: Sequence[str], convert: ConvertKey, *, old_keys: bool
 ) -> _Rows:
-    parts = [_rows_of(one, keys, convert, old_keys=old_keys) for one in tables]
+    parts = [_rows_of(table, keys, convert, old_keys=old_keys) for table in tables]
     columns = [_joined([part.key.field(name) for part in parts], name) for name in keys]
     return _Rows(
-        table=_concatenated([np.full(len(part.row), at) for at, part in enumerate(parts)], np.int64),
+        table=_concatenated([np.full(len(part.row), number) for number, part in enumerate(parts)], np.int64),
         row=_concatenated([part.row for part in parts], np.int64),
         half=_concatenated([part.half for part in parts], np.bool_),
         deletes=_concatenated([part.deletes for part in parts], np.bool_),
@@ -321,7 +321,7 @@ def row_keys(
         return new, new, np.zeros(len(deleted), np.bool_)
     # A partial old row contains only changed values. A key column that it omits did not change.
     before = (_first_value(images, name, ("before", "after"), convert) for name in keys)
-    old = [canonical_floats(convert(name, one)) for name, one in zip(keys, before, strict=True)]
+    old = [canonical_floats(convert(name, column)) for name, column in zip(keys, before, strict=True)]
     return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
 
 
@@ -333,8 +333,8 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
     moved &= named
     whole, halves = np.nonzero(named)[0], np.nonzero(moved)[0]
     columns = [
-        pa.concat_arrays([one.take(pa.array(whole)), other.take(pa.array(halves))])
-        for one, other in zip(new, old, strict=True)
+        pa.concat_arrays([column.take(pa.array(whole)), other.take(pa.array(halves))])
+        for column, other in zip(new, old, strict=True)
     ]
     record, offset = (changes.rows[name].to_numpy() for name in ("record", "offset"))
     return _TableRows(
@@ -351,8 +351,8 @@ def unmatched_rows(changes: ChangeTable) -> Flags:
     """Returns a mask of the row changes that do not match the table's filter."""
     if UNMATCHED not in changes.rows.column_names:
         return np.zeros(len(changes.rows), np.bool_)
-    found: Flags = changes.rows[UNMATCHED].to_numpy()
-    return found
+    flags: Flags = changes.rows[UNMATCHED].to_numpy()
+    return flags
 
 
 def _op_codes(changes: ChangeTable) -> npt.NDArray[np.int8]:
@@ -383,9 +383,11 @@ def _first_value(
 
     ``convert``: converts the values of the column.
     """
-    found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
+    columns = [
+        convert(name, column) for image in order if (column := _member(images[image], name)) is not None
+    ]
     count = len(images["after"])
-    return pc.coalesce(*found) if found else pa.nulls(count)
+    return pc.coalesce(*columns) if columns else pa.nulls(count)
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
@@ -393,32 +395,36 @@ def _member(image: pa.StructArray, name: str) -> pa.Array | None:
     in MySQL.
     """
     names = [member.name for member in image.type]
-    exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
+    exact = (
+        name
+        if name in names
+        else next((candidate for candidate in names if fold_name(candidate) == fold_name(name)), None)
+    )
     return None if exact is None else pc.struct_field(image, [exact])
 
 
 def _there(array: pa.Array) -> Flags:
-    found: Flags = pc.is_valid(array).to_numpy(zero_copy_only=False)
-    return found
+    flags: Flags = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _none_null(columns: Sequence[pa.Array], count: int) -> Flags:
-    found = np.full(count, bool(columns))
+    mask = np.full(count, bool(columns))
     for column in columns:
-        found &= _there(column)
-    return found
+        mask &= _there(column)
+    return mask
 
 
 def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
-    found = np.zeros(len(new[0]) if new else 0, np.bool_)
-    for one, other in zip(old, new, strict=True):
-        differs = pc.fill_null(pc.not_equal(one, other), False)
-        if pa.types.is_floating(one.type) and pa.types.is_floating(other.type):
+    mask = np.zeros(len(new[0]) if new else 0, np.bool_)
+    for column, other in zip(old, new, strict=True):
+        differs = pc.fill_null(pc.not_equal(column, other), False)
+        if pa.types.is_floating(column.type) and pa.types.is_floating(other.type):
             # For Arrow, NaN is not equal to NaN.
-            both = pc.fill_null(pc.and_(pc.is_nan(one), pc.is_nan(other)), False)
+            both = pc.fill_null(pc.and_(pc.is_nan(column), pc.is_nan(other)), False)
             differs = pc.and_not(differs, both)
-        found |= differs.to_numpy(zero_copy_only=False)
-    return found
+        mask |= differs.to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
@@ -440,16 +446,16 @@ def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
 def _taken(
     tables: Sequence[ChangeTable], parts: Sequence[_TableRows], name: str, kind: pa.DataType
 ) -> pa.Array:
-    found = [
-        one.rows[name].combine_chunks().take(pa.array(part.row))
-        for one, part in zip(tables, parts, strict=True)
+    arrays = [
+        table.rows[name].combine_chunks().take(pa.array(part.row))
+        for table, part in zip(tables, parts, strict=True)
     ]
-    return pa.concat_arrays(found) if found else pa.array([], kind)
+    return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
 
 
 def _taken_longs(tables: Sequence[ChangeTable], parts: Sequence[_TableRows], name: str) -> Longs:
-    found = [one.rows[name].to_numpy()[part.row] for one, part in zip(tables, parts, strict=True)]
-    return _concatenated(found, np.int64)
+    arrays = [table.rows[name].to_numpy()[part.row] for table, part in zip(tables, parts, strict=True)]
+    return _concatenated(arrays, np.int64)
 
 
 def _concatenated(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
@@ -469,15 +475,15 @@ def _key_codes(columns: Sequence[pa.Array]) -> Longs:
 
 
 def _codes(column: pa.Array) -> Longs:
-    found: Longs = column.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    codes: Longs = column.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 def _moments(commit_ts: pa.Array) -> Longs:
     if commit_ts.null_count:
         raise ValueError("a row event has no commit_ts")
-    found: Longs = commit_ts.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return found
+    moments: Longs = commit_ts.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return moments
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
@@ -536,12 +542,12 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
     starts = source.offsets.to_numpy()[:-1]
     # Ranks in place of the numbers, which have up to 38 digits.
     values = pc.rank(source.values, tiebreaker="dense").to_numpy().astype(np.int64)
-    found = []
-    for at in range(int(lengths.max(initial=0))):
+    columns = []
+    for index in range(int(lengths.max(initial=0))):
         column = np.full(len(source), _BEFORE_ALL, np.int64)
-        column[lengths > at] = values[starts[lengths > at] + at]
-        found.append(column)
-    return found
+        column[lengths > index] = values[starts[lengths > index] + index]
+        columns.append(column)
+    return columns
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
@@ -586,7 +592,7 @@ def _members(image: pa.StructArray) -> dict[str, pa.Array]:
 
 def _struct(members: Mapping[str, pa.Array], null: Flags) -> pa.StructArray:
     if not members:
-        return pa.array([None if one else {} for one in null.tolist()], pa.struct([]))
+        return pa.array([None if is_null else {} for is_null in null.tolist()], pa.struct([]))
     fields = [pa.field(name, array.type) for name, array in members.items()]
     return pa.StructArray.from_arrays(list(members.values()), fields=fields, mask=pa.array(null))
 
@@ -624,11 +630,14 @@ class _StoredValues:
             lacks = self._lacks(name)
             wanted = np.nonzero(lacks[winners] & ~self._rows.deletes[winners])[0]
             source = self._sources(name, lacks, winners[wanted])
-            found = source >= 0
-            if found.any():
-                members = {**members, name: self._filled(members[name], name, wanted[found], source[found])}
+            has_source = source >= 0
+            if has_source.any():
+                members = {
+                    **members,
+                    name: self._filled(members[name], name, wanted[has_source], source[has_source]),
+                }
             still = np.zeros(len(winners), np.bool_)
-            still[wanted[~found]] = True
+            still[wanted[~has_source]] = True
             left.append(still)
         flags = np.array(left).T
         after_delete = flags.any(axis=1) & (self._last_delete[self._rows.codes[winners]] >= 0)
@@ -638,9 +647,9 @@ class _StoredValues:
         """Returns a mask of the rows that have no value in the column because the source did not send it."""
         lists = self._rows.unavailable
         parents = pc.list_parent_indices(lists).to_numpy()
-        found = np.zeros(len(lists), np.bool_)
-        found[parents[pc.equal(lists.flatten(), name).to_numpy(zero_copy_only=False)]] = True
-        return found
+        mask = np.zeros(len(lists), np.bool_)
+        mask[parents[pc.equal(lists.flatten(), name).to_numpy(zero_copy_only=False)]] = True
+        return mask
 
     def _sources(self, name: str, lacks: Flags, rows: Longs) -> Longs:
         """Returns for each row the latest row of its key that has a value in the column, or -1.
@@ -648,37 +657,37 @@ class _StoredValues:
         Only rows after the last delete of the key are used. If that row's writer schema does not have the
         column, the result is -1: the column was dropped in between.
         """
-        has = [one.rows.schema.field("after").type.get_field_index(name) >= 0 for one in self._tables]
+        has = [table.rows.schema.field("after").type.get_field_index(name) >= 0 for table in self._tables]
         codes = self._rows.codes[rows]
         rank = self._greatest(~self._rows.deletes & ~lacks)[codes]
         source = self._order[rank]
-        known = (rank > self._last_delete[codes]) & np.array(has)[self._rows.table[source]]
-        return np.where(known, source, -1)
+        usable = (rank > self._last_delete[codes]) & np.array(has)[self._rows.table[source]]
+        return np.where(usable, source, -1)
 
-    def _filled(self, column: pa.Array, name: str, at: Longs, source: Longs) -> pa.Array:
-        """Returns ``column`` with the values of the rows ``source`` at the positions ``at``."""
+    def _filled(self, column: pa.Array, name: str, positions: Longs, source: Longs) -> pa.Array:
+        """Returns ``column`` with the values of the rows ``source`` at the positions ``positions``."""
         values = pa.nulls(len(column), column.type)
         table = self._rows.table[source]
         for number in np.unique(table).tolist():
             mine = table == number
             other = _members(self._tables[number].rows["after"].combine_chunks())[name]
             mask = np.zeros(len(column), np.bool_)
-            mask[at[mine]] = True
+            mask[positions[mine]] = True
             # The mask needs its values in the order of the rows.
-            ordered = source[mine][np.argsort(at[mine], kind="stable")]
-            found = _cast(other.take(pa.array(self._rows.row[ordered])), column.type, name)
-            values = pc.replace_with_mask(values, pa.array(mask), found)
+            ordered = source[mine][np.argsort(positions[mine], kind="stable")]
+            replacements = _cast(other.take(pa.array(self._rows.row[ordered])), column.type, name)
+            values = pc.replace_with_mask(values, pa.array(mask), replacements)
         mask = np.zeros(len(column), np.bool_)
-        mask[at] = True
+        mask[positions] = True
         return pc.if_else(pa.array(mask), values, column)
 
     def _greatest(self, wanted: Flags) -> Longs:
         """Returns, for each key, the rank of its last row that ``wanted`` selects, or -1 if no row is
         selected.
         """
-        found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
-        np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
-        return found
+        ranks = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
+        np.maximum.at(ranks, self._rows.codes[wanted], self._rank[wanted])
+        return ranks
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:

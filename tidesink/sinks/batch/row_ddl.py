@@ -67,40 +67,40 @@ class TableEmptiesError(Exception):
 
 
 def decide_rows(
-    found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
+    statements: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
     """Decides on DDL statements that change a table's existing rows, such as TRUNCATE.
 
-    ``found``: the statements known so far, or None if the protocol has no DDL.
+    ``statements``: the statements known so far, or None if the protocol has no DDL.
     """
-    if found is None or not policies.follows:
+    if statements is None or not policies.follows:
         return RowDecision(decided=progress.decided)
     pending, empties = list[Pending](), list[int]()
-    for one in found:
-        change, refusal = _change_of(one), _refusal(one, policies)
-        policy = "ignore" if is_decided(one, progress, topic) else policies.decide(change)
-        if policy == "pause" or (policy == "apply" and (refusal or one.moment is None)):
-            pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(one)))
-        elif policy == "apply" and one.moment is not None:
-            empties.append(one.moment)
+    for ddl in statements:
+        change, refusal = _change_of(ddl), _refusal(ddl, policies)
+        policy = "ignore" if is_decided(ddl, progress, topic) else policies.decide(change)
+        if policy == "pause" or (policy == "apply" and (refusal or ddl.moment is None)):
+            pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(ddl)))
+        elif policy == "apply" and ddl.moment is not None:
+            empties.append(ddl.moment)
     # One command decides all statements that are shown. So only statements with the same choices are shown
     # together, and the others after these are decided.
-    shown = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
-    moments = (one.moment for one in found if one.moment is not None)
+    shown = tuple(takewhile(lambda waiting: waiting.accepts == pending[0].accepts, pending))
+    moments = (ddl.moment for ddl in statements if ddl.moment is not None)
     return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
 
 
-def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
+def up_to(statements: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
     """Returns the statements whose commit time is at or below ``bound``, and those without a commit time.
 
     Later statements wait for a higher bound, as later rows do.
     """
-    if found is None or bound is None:
-        return found
-    return tuple(one for one in found if one.moment is None or one.moment <= bound)
+    if statements is None or bound is None:
+        return statements
+    return tuple(ddl for ddl in statements if ddl.moment is None or ddl.moment <= bound)
 
 
-def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
+def is_decided(ddl: RowDdl, progress: Progress, topic: str) -> bool:
     """Returns True if the statement was known when an earlier batch was applied. So it is not decided again.
 
     The target's rows may be later than such a statement. Progress that was stored by a version that did not
@@ -108,38 +108,38 @@ def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
     statement's commit time or, without a commit time, after its record.
     """
     if progress.decided is not None:
-        return one.moment is not None and one.moment <= progress.decided
-    if one.moment is not None and progress.commit_ts is not None:
-        return one.moment <= progress.commit_ts
-    return one.offset < (progress.next_offset(topic, DDL_PARTITION) or 0)
+        return ddl.moment is not None and ddl.moment <= progress.decided
+    if ddl.moment is not None and progress.commit_ts is not None:
+        return ddl.moment <= progress.commit_ts
+    return ddl.offset < (progress.next_offset(topic, DDL_PARTITION) or 0)
 
 
 def unfollowed(
-    found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
+    statements: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> Iterator[str]:
     """Yields a warning for each statement, such as TRUNCATE, that was not applied to the target's rows."""
-    for one in found or ():
-        passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
-        void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)
+    for ddl in statements or ():
+        passed_over = not policies.follows or ddl.moment is None or is_decided(ddl, progress, topic)
+        void = policies.follows and ddl.moment is not None and ddl.moment <= (progress.emptied or 0)
         if passed_over and not void:
-            yield f"not applied, {one.effect}: {one.statement[:_SHOWN_SQL]}"
+            yield f"not applied, {ddl.effect}: {ddl.statement[:_SHOWN_SQL]}"
 
 
-def _change_of(one: RowDdl) -> SchemaChange:
-    return SchemaChange(one.kind, "", one.time, one.statement, one.at)
+def _change_of(ddl: RowDdl) -> SchemaChange:
+    return SchemaChange(ddl.kind, "", ddl.time, ddl.statement, ddl.at)
 
 
-def _refusal(one: RowDdl, policies: Policies) -> str:
+def _refusal(ddl: RowDdl, policies: Policies) -> str:
     """Returns the reason why a statement that empties the table cannot be applied; empty if it can be.
 
     The reason is also empty for statements of other kinds.
     """
-    if one.kind not in EMPTYING:
+    if ddl.kind not in EMPTYING:
         return ""
-    if one.moment is None:
-        return _ODD.format(one.odd_time) if one.odd_time else _UNTIMED
+    if ddl.moment is None:
+        return _ODD.format(ddl.odd_time) if ddl.odd_time else _UNTIMED
     return _VERSIONS if policies.added else ""
 
 
-def _reason(one: RowDdl) -> str:
-    return (_IGNORED if one.kind in EMPTYING else _BY_HAND).format(one.effect)
+def _reason(ddl: RowDdl) -> str:
+    return (_IGNORED if ddl.kind in EMPTYING else _BY_HAND).format(ddl.effect)

@@ -370,8 +370,8 @@ class Batch:
         if settle_names(self._hold.table, self._decoding, self._policies):
             self._context.choices.keep(self._policies.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
-        topic, known = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
-        self._row_decision = decide_rows(known, self._policies, self._hold.progress, topic)
+        topic, statements = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
+        self._row_decision = decide_rows(statements, self._policies, self._hold.progress, topic)
         if self._row_decision.pending:
             raise ChangesWaitError(self._row_decision.pending)
         if self._row_decision.empties is not None:
@@ -382,13 +382,13 @@ class Batch:
             self._forget_staged()
         task = self._range_task(plan)
         with self._step("read"):
-            found = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
+            range_frame = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
         for done in ("decoded", "reduced"):  # the same tasks have done these steps
             self._context.failpoints.reach(done)
-        with released_on_error(found.release):
-            self._check_counted(found)
-        self._staged = found.staged or ()
-        return Reduction(plan, found)
+        with released_on_error(range_frame.release):
+            self._check_counted(range_frame)
+        self._staged = range_frame.staged or ()
+        return Reduction(plan, range_frame)
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """Returns the task that decodes and reduces the ranges of the batch."""
@@ -429,11 +429,11 @@ class Batch:
         """
         return self._context.target.capabilities.rereads
 
-    def _check_counted(self, found: RangeFrame) -> None:
-        if found.summary.messages != found.read.records:
+    def _check_counted(self, range_frame: RangeFrame) -> None:
+        if range_frame.summary.messages != range_frame.read.records:
             raise AccountingError(
-                f"{found.read.records} records were read, but the tasks counted {found.summary.messages}. "
-                "Nothing was written. Report this with the log.",
+                f"{range_frame.read.records} records were read, but the tasks counted "
+                f"{range_frame.summary.messages}. Nothing was written. Report this with the log.",
                 table=str(self._settings.table),
             )
 
@@ -543,7 +543,9 @@ class Batch:
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
-        nothing = replace(self._plan, ranges=tuple(one._replace(end=one.start) for one in self._plan.ranges))
+        nothing = replace(
+            self._plan, ranges=tuple(part._replace(end=part.start) for part in self._plan.ranges)
+        )
         progress = replace(
             self._following_progress(nothing, BatchSummary()),
             emptied=max(self._hold.progress.emptied or 0, row_decision.empties or 0),
@@ -660,11 +662,13 @@ class Batch:
             part.partition: (part.end, summary.places.get(TopicPartition(part.topic, part.partition)))
             for part in plan.ranges
         }
-        found = plan.found
+        topic_offsets = plan.found
         before, bound = self._hold.progress, self._hold.bound
         # In a read that several tables share, the last record of a partition may belong to another table.
         shared = self._reader.last if isinstance(self._reader, TableRecords) else {}
-        return topic_after(before, found.topic, found.topic_id, read, bound, plan.last, shared)
+        return topic_after(
+            before, topic_offsets.topic, topic_offsets.topic_id, read, bound, plan.last, shared
+        )
 
     def _follows(self, progress: Progress) -> bool:
         """Returns True if Kafka's logs still contain the records that earlier batches read.
@@ -672,9 +676,11 @@ class Batch:
         Raises:
             SourceError: The logs were cut and can never contain them (``CheckedLogs.follows``).
         """
-        found, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
-        known = {**(before.last_records if before is not None else {}), **self._plan.last}
-        return self._plan.follows(found, known, progress.topics[found.topic].last_records)
+        topic_offsets, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
+        last_records = {**(before.last_records if before is not None else {}), **self._plan.last}
+        return self._plan.follows(
+            topic_offsets, last_records, progress.topics[topic_offsets.topic].last_records
+        )
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """Returns the counts of the batch.
@@ -698,11 +704,14 @@ class Batch:
         """Returns the decision on the differences between the target's columns and those of ``shape``."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
-        schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
-        if known is None:
+        schema_decision, known_columns = (
+            decide_changes(gap, shape, self._policies, reported),
+            self._hold.known,
+        )
+        if known_columns is None:
             return schema_decision
         fold = self._decoding.columns().rows.shape.fold
-        return known.schema_decision(schema_decision, gap.added, fold)
+        return known_columns.schema_decision(schema_decision, gap.added, fold)
 
     def _evolved(self, schema_decision: SchemaDecision) -> EvolveResult:
         if schema_decision.drops:
@@ -710,9 +719,9 @@ class Batch:
         return self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
 
     def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
-        shape, summary, found = schema_decision.given, reduction.summary, reduction.found
+        shape, summary, range_frame = schema_decision.given, reduction.summary, reduction.found
         first, capabilities = shape.key_columns[0].name, self._context.target.capabilities
-        packed = found.staged is not None or (found.payloads is not None and capabilities.packed)
+        packed = range_frame.staged is not None or (range_frame.payloads is not None and capabilities.packed)
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
@@ -728,8 +737,8 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=self._on_delete(shape),
             lenient=self._settings.ignore_null_updates or self._hold.loads or self._reads_again,
-            payloads=found.payloads,
-            staged=found.staged,
+            payloads=range_frame.payloads,
+            staged=range_frame.staged,
             checkpointed=self._checkpoints,
             outside=self._hold.outside,
             on_staged=self._commit_begins,

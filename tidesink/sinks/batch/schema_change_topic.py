@@ -118,8 +118,8 @@ class SchemaChangeTopic:
     def of(self, table: TableId) -> tuple[SourceStatement, ...]:
         """Returns the statements that change rows or column names of a table, in the topic's order."""
         with self._lock:
-            known = self._known
-        return tuple(one for one in known if one.ddl.concerns(table))
+            source_statements = self._known
+        return tuple(statement for statement in source_statements if statement.ddl.concerns(table))
 
     def take(self, seen: Look, decode: Decode) -> Look:
         """Reads the topic up to its end in ``seen``, if possible. Returns ``seen`` without this topic.
@@ -127,10 +127,10 @@ class SchemaChangeTopic:
         ``seen``: the offsets of all topics, as just looked up. If the topic cannot be read, the reason is
         logged and is available as ``problem``.
         """
-        found, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
+        topic_offsets, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
         try:
-            if found is not None:
-                self._read(found, decode)
+            if topic_offsets is not None:
+                self._read(topic_offsets, decode)
             self.problem = ""
         except TidesinkError as exc:
             error = exc  # type: ignore[assignment]
@@ -139,7 +139,7 @@ class SchemaChangeTopic:
             error = SourceError(f"a record could not be read: {type(exc).__name__}", topic=self.topic)
         if error is not None:
             self._say(_UNREAD.format(self.topic, error))
-        elif found is None:
+        elif topic_offsets is None:
             self._say(_ABSENT.format(self.topic))
         elif self._lacks:
             self._say(_EXPIRED.format(self.topic))
@@ -150,17 +150,17 @@ class SchemaChangeTopic:
             _log.warning("DDL of the source is not known", problem=problem)
         self.problem = problem
 
-    def _read(self, found: TopicOffsets, decode: Decode) -> None:
-        at = found.partitions[PARTITION]
-        if not self.topic_id or is_other_topic(self.topic_id, found.topic_id):
-            self._restore(found.topic_id)
-        if self._is_short(at.latest):
+    def _read(self, topic_offsets: TopicOffsets, decode: Decode) -> None:
+        partition_offsets = topic_offsets.partitions[PARTITION]
+        if not self.topic_id or is_other_topic(self.topic_id, topic_offsets.topic_id):
+            self._restore(topic_offsets.topic_id)
+        if self._is_short(partition_offsets.latest):
             return
-        self._follow_cut(found)
-        while self._next < at.latest:
-            start = max(self._next, at.earliest)
+        self._follow_cut(topic_offsets)
+        while self._next < partition_offsets.latest:
+            start = max(self._next, partition_offsets.earliest)
             self._lacks |= start > self._next > 0
-            end = min(at.latest, start + _PAGE_RECORDS)
+            end = min(partition_offsets.latest, start + _PAGE_RECORDS)
             part = OffsetRange(self.topic, PARTITION, start, end)
             read, last = list[SourceStatement](), dict(self._last)
             for records in self._source.read_here([part]):
@@ -169,7 +169,7 @@ class SchemaChangeTopic:
                 for message in messages(records):
                     read += statements(message, decode) if message.value is not None else ()
             try:
-                if not self._logs.follows(found, self._last, last):
+                if not self._logs.follows(topic_offsets, self._last, last):
                     return  # these records are read again after the next look-up of the topic
             except SourceError:
                 # The log was cut. No command lets a person confirm the loss for this topic. So the loss is
@@ -196,13 +196,13 @@ class SchemaChangeTopic:
         self._step_back(0)
         return False
 
-    def _follow_cut(self, found: TopicOffsets) -> None:
+    def _follow_cut(self, topic_offsets: TopicOffsets) -> None:
         """If Kafka lost the end of the topic's log, continues to read at the offset from which records are
         missing.
 
         The DDL in the lost records is not known.
         """
-        cut = self._logs.cuts(found, self._last).get(PARTITION)
+        cut = self._logs.cuts(topic_offsets, self._last).get(PARTITION)
         if cut is not None:
             self._step_back(min(self._next, cut))
 
@@ -215,43 +215,50 @@ class SchemaChangeTopic:
         self._lacks, self._next, self._last = True, offset, {}
 
     def _restore(self, topic_id: str) -> None:
-        kept: Any = self._store.load_document(_KIND, self._name)
-        known, next_offset = tuple[SourceStatement, ...](), 0
+        document: Any = self._store.load_document(_KIND, self._name)
+        source_statements, next_offset = tuple[SourceStatement, ...](), 0
         last = dict[int, LastRecord]()
-        if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
-            known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
-            next_offset = int(kept["next_offset"])
+        if document is not None and not is_other_topic(document["topic_id"], topic_id):
+            source_statements = tuple(
+                SourceStatement(row_ddl_of(*ddl), sent) for ddl, sent in document["statements"]
+            )
+            next_offset = int(document["next_offset"])
             # Earlier versions could store a last record at or after the next offset.
-            kept_last = LastRecord(*kept["last"]) if kept.get("last") else None
+            kept_last = LastRecord(*document["last"]) if document.get("last") else None
             if kept_last is not None and kept_last.offset < next_offset:
                 last = {PARTITION: kept_last}
-        self._lacks = bool(kept is not None and kept.get("lacks") and next_offset)
+        self._lacks = bool(document is not None and document.get("lacks") and next_offset)
         with self._lock:
-            self.topic_id, self._known, self._next, self._last = topic_id, known, next_offset, last
+            self.topic_id, self._known, self._next, self._last = (
+                topic_id,
+                source_statements,
+                next_offset,
+                last,
+            )
 
-    def _keep(self, found: Iterable[SourceStatement], end: int) -> None:
+    def _keep(self, source_statements: Iterable[SourceStatement], end: int) -> None:
         """Stores the newest statements and the next offset.
 
         If the connector sent a statement twice, its second record is kept, because the rows before that
         record were sent twice too.
         """
         last: dict[Any, SourceStatement] = {}
-        for one in found:
-            name = one.ddl.table, one.ddl.kind, one.ddl.at
+        for statement in source_statements:
+            name = statement.ddl.table, statement.ddl.kind, statement.ddl.at
             last.pop(name, None)
-            last[name] = one
-        times = {one.ddl: one.sent for one in last.values()}
-        known = tuple(SourceStatement(ddl, times[ddl]) for ddl in newest_row_ddl(times))
+            last[name] = statement
+        times = {statement.ddl: statement.sent for statement in last.values()}
+        newest = tuple(SourceStatement(ddl, times[ddl]) for ddl in newest_row_ddl(times))
         document = {
             "topic_id": self.topic_id,
             "next_offset": end,
             "lacks": self._lacks,
             "last": self._last.get(PARTITION),
-            "statements": [[list(one.ddl), one.sent] for one in known],
+            "statements": [[list(statement.ddl), statement.sent] for statement in newest],
         }
         self._store.save_document(_KIND, self._name, document)
         with self._lock:
-            self._known, self._next = known, end
+            self._known, self._next = newest, end
 
 
 def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
@@ -266,8 +273,8 @@ def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
         origin: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
         if origin.get("snapshot") in _STREAMED:
             for change in _changes(event):
-                one = RowDdl.of(change, event.query, moment=None, offset=message.offset)
-                ddl = one._replace(place=_place(origin), seconds=int(origin.get("ts_ms") or 0) // 1000)
+                row_ddl = RowDdl.of(change, event.query, moment=None, offset=message.offset)
+                ddl = row_ddl._replace(place=_place(origin), seconds=int(origin.get("ts_ms") or 0) // 1000)
                 yield SourceStatement(ddl, message.timestamp or 0)
 
 
@@ -277,12 +284,14 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     schema, names = event.table.schema, [name for name in event.table.name.split(",") if name]
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
-        found = row_changes(event.query, schema, about=about[0])
-        found = (*found, *_renames(event), *_conversions(event), *_replacements(event))
+        changes = row_changes(event.query, schema, about=about[0])
+        changes = (*changes, *_renames(event), *_conversions(event), *_replacements(event))
     except ConfigError:
-        found = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
-    more = (one._replace(table=table) for one in found if one.kind == "unknown" for table in about[1:])
-    return (*found, *more)
+        changes = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
+    more = (
+        change._replace(table=table) for change in changes if change.kind == "unknown" for table in about[1:]
+    )
+    return (*changes, *more)
 
 
 def _renames(event: DdlEvent) -> Iterator[RowChange]:
@@ -291,8 +300,8 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
     Rows do not show whether a column was renamed or added.
     """
     names = dict[TableId, list[str]]()
-    for one in renamed_columns(event.query, event.table.schema):
-        names.setdefault(one.table, []).append(f"{one.old} to {one.new}")
+    for rename in renamed_columns(event.query, event.table.schema):
+        names.setdefault(rename.table, []).append(f"{rename.old} to {rename.new}")
     for table, turned in names.items():
         yield RowChange(table, "rename", _RENAMED.format(", ".join(turned)))
 
@@ -330,4 +339,4 @@ def _place(source: Mapping[str, Any]) -> str:
 
 
 def _without(topics: Mapping[str, Any], topic: str) -> dict[str, Any]:
-    return {name: one for name, one in topics.items() if name != topic}
+    return {name: value for name, value in topics.items() if name != topic}

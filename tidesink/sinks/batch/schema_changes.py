@@ -119,9 +119,9 @@ class Pending(NamedTuple):
         return {**self.change.as_json(), **waits}
 
 
-def _time_of(at: str) -> str:
+def _time_of(ddl_identity: str) -> str:
     """Returns the commit time of a drop or a rename as text; empty if its DDL has no time."""
-    return shown_time(physical_ms(int(at))) if at.isdigit() else ""
+    return shown_time(physical_ms(int(ddl_identity))) if ddl_identity.isdigit() else ""
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,12 @@ class Policies:
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
         """Returns a person's decision on a schema change, or None if no person has decided."""
-        found = self.accepted.get(change.digest)
-        if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
+        policy = self.accepted.get(change.digest)
+        if policy is None and self.accepted.get(change._replace(at="").digest) == "ignore":
             # This decision was stored by a version without ``at``, so it may be about an earlier drop of the
             # column. Ignoring the change loses no data, but applying it might.
             return "ignore"
-        return found
+        return policy
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """Returns the change as waiting, with the decisions that a person can choose.
@@ -254,7 +254,7 @@ def decide_changes(
     """
     dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
     fold = folding(gap.columns, (column.name for column in shape.columns))
-    gone = {
+    dropped_columns = {
         fold(schema_decision.change.column)
         for schema_decision in dropped
         if schema_decision.policy == "apply"
@@ -262,20 +262,28 @@ def decide_changes(
     grown = [
         _decided_growth(change, gap, shape, policies)
         for change in _grown(gap, shape, policies.projection)
-        if not (change.kind == "add" and fold(change.column) in gone)
+        if not (change.kind == "add" and fold(change.column) in dropped_columns)
     ]
     narrowed = (
         [DecidedChange(change, policies.decide(change)) for change in _narrowed(gap, shape, reported)]
         if reported
         else []
     )
-    ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
-    omitted = (*ignored, *(c.name for c in shape.columns if fold(c.name) in gone))
+    ignored = tuple(
+        decided_change.change.column
+        for decided_change in grown
+        if (decided_change.change.kind, decided_change.policy) == ("add", "ignore")
+    )
+    omitted = (*ignored, *(c.name for c in shape.columns if fold(c.name) in dropped_columns))
     return SchemaDecision(
         without(shape, omitted),
         omitted,
-        tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
-        tuple(name for name in gap.columns if fold(name) in gone),
+        tuple(
+            _waiting(decided_change, policies)
+            for decided_change in (*dropped, *grown, *narrowed)
+            if decided_change.policy == "pause"
+        ),
+        tuple(name for name in gap.columns if fold(name) in dropped_columns),
         tuple(_OMITTED.format(name) for name in ignored),
     )
 
@@ -296,9 +304,11 @@ _READDED = (
 
 
 def _waiting(schema_decision: DecidedChange, policies: Policies) -> Pending:
-    found = policies.pending(schema_decision.change, reason=schema_decision.reason)
+    pending = policies.pending(schema_decision.change, reason=schema_decision.reason)
     return (
-        found._replace(reason=schema_decision.possible_rename) if schema_decision.possible_rename else found
+        pending._replace(reason=schema_decision.possible_rename)
+        if schema_decision.possible_rename
+        else pending
     )
 
 
@@ -364,16 +374,16 @@ def _dropped(
             # If the column is only in older rows and not in the target, no person needs to decide.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
-        at = reported.removals.get(fold_name(name), "")
-        change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
+        parting = reported.removals.get(fold_name(name), "")
+        change = SchemaChange("drop", name, before="dropped", after="added again", at=parting)
         # If the policy or a person dropped the old column, its values in older rows are not wanted either.
-        drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
+        drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=parting)))
         if drops and policies.accepted_as(change) is None:
             yield DecidedChange(change, "pause", _READDED)
 
 
 def _narrowed(gap: SchemaGap, shape: TargetSchema, reported: SourceColumns) -> Iterator[SchemaChange]:
-    present = {fold_name(name): found for name, found in gap.held.items()}
+    present = {fold_name(name): held_type for name, held_type in gap.held.items()}
     for column in reported.current.columns:
         held = present.get(fold_name(column.name))
         now = spark_type(column.type, zero_date=shape.zero_date).ddl
@@ -395,11 +405,11 @@ def pending_of(error: SchemaRefusedError, projection: Projection | None = None) 
     kind = error.context.get("change")
     if kind not in get_args(ChangeKind):
         return None
-    said = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
+    texts = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
     reason, column = error.message, str(error.context.get("column", ""))
     if kind == "type" and projection is not None and projection.row_filter and not projection.chooses(column):
         reason = _READ_BY_FILTER.format(reason)
-    return Pending(SchemaChange(kind, *said), reason=reason)  # type: ignore[arg-type]
+    return Pending(SchemaChange(kind, *texts), reason=reason)  # type: ignore[arg-type]
 
 
 _UNREADABLE: Final = (
@@ -451,15 +461,17 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
         for old, new in _distinct_renames(reported, present)
     }
-    waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
+    waiting = tuple(decision for decision in decided.values() if isinstance(decision, Pending))
     if waiting:
         raise ChangesWaitError(waiting)
-    for old, found in decided.items():
-        if found == "apply":
+    for old, decision in decided.items():
+        if decision == "apply":
             new = reported.renamed[old]
             table.rename_column(present[fold_name(new.was or old)], new.target or new.name)
-    read = {old: reported.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
-    held = {fold_name(name): found for name, found in gap.held.items() if fold_name(name) in present}
+    read = {
+        old: reported.renamed[old].name for old, decision in decided.items() if decision in ("apply", "read")
+    }
+    held = {fold_name(name): held_type for name, held_type in gap.held.items() if fold_name(name) in present}
     decoding.read_as(read, held)
     return "apply" in decided.values()
 
@@ -551,16 +563,16 @@ class KnownColumns:
             fold: Folds the source's names, so that they can be compared.
         """
         given = decision.given
-        known = {
+        existing = {
             c.name
             for c in given.columns
             if c.default is not None and self._source(c.name, fold) in self._known
         }
-        columns = tuple(replace(c, default=None) if c.name in known else c for c in given.columns)
-        warnings = tuple(_NOT_NEW.format(name) for name in added if name in known)
+        columns = tuple(replace(c, default=None) if c.name in existing else c for c in given.columns)
+        warnings = tuple(_NOT_NEW.format(name) for name in added if name in existing)
         return replace(
             decision,
-            given=replace(given, columns=columns) if known else given,
+            given=replace(given, columns=columns) if existing else given,
             warnings=(*decision.warnings, *warnings),
         )
 
@@ -595,15 +607,15 @@ class KnownColumns:
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
-def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
+def _columns_of(document: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
     """Returns the stored source columns; empty if their batch number is higher than that of the target's
     progress.
 
     Then they belong to other rows: the table was loaded again, or the target is an old backup.
     """
-    if kept is None or kept["batch"] > progress.batch:
+    if document is None or document["batch"] > progress.batch:
         return frozenset()
-    return frozenset(kept["columns"])
+    return frozenset(document["columns"])
 
 
 # The maximum number of stored decisions per table.
@@ -645,17 +657,17 @@ class PolicyChoices:
             StateStoreError: The state store does not answer.
         """
         table = progress.table
-        new = {digest: one for digest, one in chosen.items() if (table, digest) not in self._known}
+        new = {digest: choice for digest, choice in chosen.items() if (table, digest) not in self._known}
         if not new:
             return
 
         def more(old: Any | None) -> list[Any]:
-            kept = list(old or ())
+            choices = list(old or ())
             for digest, (change, policy) in new.items():
-                known = [one for one in kept if one[3]["digest"] == digest]
-                if not known or (_recurs(change, policy) and known[-1][2] != progress.batch):
-                    kept.append([policy, time.time(), progress.batch, _shown(change)])
-            return kept[-MOST_CHOICES:]
+                previous = [choice for choice in choices if choice[3]["digest"] == digest]
+                if not previous or (_recurs(change, policy) and previous[-1][2] != progress.batch):
+                    choices.append([policy, time.time(), progress.batch, _shown(change)])
+            return choices[-MOST_CHOICES:]
 
         busy = StateStoreError(
             "The decisions of the table's policies could not be stored, because other processes keep "
@@ -663,7 +675,7 @@ class PolicyChoices:
             table=str(table),
         )
         change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
-        self._known.update((table, digest) for digest, one in new.items() if not _recurs(*one))
+        self._known.update((table, digest) for digest, choice in new.items() if not _recurs(*choice))
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
@@ -672,8 +684,8 @@ def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choi
     Raises:
         StateStoreError: The state store does not answer.
     """
-    found = store.load_document(_CHOICES_KIND, _name(pipeline, table)) or ()
-    return tuple(Choice(*one) for one in found)
+    choices = store.load_document(_CHOICES_KIND, _name(pipeline, table)) or ()
+    return tuple(Choice(*choice) for choice in choices)
 
 
 def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:

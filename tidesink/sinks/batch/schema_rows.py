@@ -97,17 +97,17 @@ class FirstRows(NamedTuple):
         is greater. In this case the two positions come from different servers: a row that is sent a second
         time would have a greater offset.
         """
-        source, found = rows["source"].combine_chunks(), pa.nulls(rows.num_rows, pa.bool_())
+        source, flags = rows["source"].combine_chunks(), pa.nulls(rows.num_rows, pa.bool_())
         if self.source is not None and self.are_comparable:
-            found = _are_less(source, self.source)
+            flags = _are_less(source, self.source)
         for number, offset in self.offsets.items():
             there = pc.equal(rows["partition"], number).combine_chunks()
             by_offset = pc.if_else(there, pc.less(rows["offset"], offset).combine_chunks(), None)
-            found = pc.coalesce(found, by_offset)
+            flags = pc.coalesce(flags, by_offset)
             if number in self.sources:
                 started_again = pc.and_(by_offset, pc.invert(_are_less(source, self.sources[number])))
-                found = pc.or_kleene(found, pc.fill_null(started_again, fill_value=False))
-        return found
+                flags = pc.or_kleene(flags, pc.fill_null(started_again, fill_value=False))
+        return flags
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
@@ -127,7 +127,7 @@ def extreme(choose: Any, *values: Any) -> Any:
 
     ``choose``: ``min`` or ``max``.
     """
-    return choose((one for one in values if one is not None), default=None)
+    return choose((value for value in values if value is not None), default=None)
 
 
 def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
@@ -140,15 +140,15 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
         return None
     if (size := _size(sources)) is None:
         choose = min if kind == "min" else max
-        return choose(tuple(map(int, one)) for one in sources.to_pylist())
-    found: list[int] = []
-    for at in range(size):
-        members = pc.list_element(sources, at)
+        return choose(tuple(map(int, source)) for source in sources.to_pylist())
+    numbers: list[int] = []
+    for index in range(size):
+        members = pc.list_element(sources, index)
         ends = pc.min_max(members)
         if ends["min"] != ends["max"]:
             sources = sources.filter(pc.equal(members, ends[kind]))
-        found.append(int(ends[kind].as_py()))
-    return tuple(found)
+        numbers.append(int(ends[kind].as_py()))
+    return tuple(numbers)
 
 
 def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
@@ -156,11 +156,13 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
     null.
     """
     if _size(sources.drop_null()) != len(limit):
-        found = (None if one is None else tuple(map(int, one)) < limit for one in sources.to_pylist())
-        return pa.array(found, pa.bool_())
+        flags = (
+            None if source is None else tuple(map(int, source)) < limit for source in sources.to_pylist()
+        )
+        return pa.array(flags, pa.bool_())
     less, equal = pa.scalar(False), pa.scalar(True)
-    for at, number in enumerate(limit):
-        members = pc.list_element(sources, at)
+    for index, number in enumerate(limit):
+        members = pc.list_element(sources, index)
         value = pa.scalar(number, members.type)
         less = pc.or_(less, pc.and_(equal, pc.less(members, value)))
         equal = pc.and_(equal, pc.equal(members, value))

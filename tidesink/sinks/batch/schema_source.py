@@ -95,7 +95,7 @@ class Decoding(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the user about column types of the table."""
 
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Reads as many records as are needed to find out the table's columns and key.
 
         ``starts``: the first offset of the table in each partition. Records before it are not used.
@@ -106,7 +106,7 @@ class Decoding(Protocol):
             SourceError: Kafka refuses the request, or does not answer.
         """
 
-    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Reads schemas or DDL that must be known before the ranges are decoded.
 
         This is called before each batch. Without it, the batch would decode records wrongly and not notice.
@@ -174,10 +174,10 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
         return None
     definitions = TableDefinitions()
     definition.declare_in(definitions, table.schema)
-    found = definitions.get(table)
-    if found is None:
+    schema = definitions.get(table)
+    if schema is None:
         raise ConfigError("The definition under tables is for another table.", table=str(table))
-    return found
+    return schema
 
 
 # Projection: excluded or renamed columns, a row filter, another table name in the target
@@ -228,8 +228,8 @@ class ProjectedDecoding:
     def warnings(self) -> tuple[str, ...]:
         return self._decoding.warnings
 
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        self._decoding.prepare(found, starts)
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+        self._decoding.prepare(topic_offsets, starts)
 
     def columns(self) -> DecodePlan:
         """Returns the current decode plan.
@@ -282,13 +282,13 @@ class ProjectedDecoding:
             return plan
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
-    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Reads schemas or DDL that must be known before the ranges are decoded (``Decoding.catch_up``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
         """
-        self._decoding.catch_up(ranges, found)
+        self._decoding.catch_up(ranges, topic_offsets)
         self._check_renames()
 
     def row_ddl(self) -> tuple[RowDdl, ...] | None:
@@ -345,9 +345,9 @@ class ProjectedDecoding:
             return
         holders = self._holders(reported)
         for name in (*(column.name for column in reported.dropped_columns), *reported.renamed):
-            found = held.get(fold_name(self._projection.target_name(name)))
-            if found is not None and holders.own(name):
-                yield fold_name(name), found
+            held_type = held.get(fold_name(self._projection.target_name(name)))
+            if held_type is not None and holders.own(name):
+                yield fold_name(name), held_type
 
     def reported(self) -> SourceColumns | None:
         """Returns the columns as reported by DDL, with the target's names and without excluded columns.
@@ -379,8 +379,8 @@ class ProjectedDecoding:
         )
         named = replace(reported.current, columns=tuple(self._named(holders.current)))
         removals = {
-            fold_name(projection.target_name(name)): at
-            for name, at in reported.removals.items()
+            fold_name(projection.target_name(name)): parting
+            for name, parting in reported.removals.items()
             if projection.chooses(name) and own(name)
         }
         return SourceColumns(

@@ -168,49 +168,50 @@ class Topics:
         """Returns the details about a table's topic, as JSON for ``tidesink status``."""
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
-    def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
+    def grown(self, topic_offsets: TopicOffsets) -> tuple[Ends, ...]:
         """Returns, for each time that new partitions of a topic were noticed, the end offset of each
         partition then.
 
         Raises:
             StateStoreError: The state store does not answer.
         """
-        topic = found.topic
+        topic = topic_offsets.topic
         with self._lock:
             if topic not in self._growth:
                 self._growth[topic] = TopicGrowth(topic, pipeline=self._pipeline, store=self._store)
             growth = self._growth[topic]
-        return growth.see(found)
+        return growth.see(topic_offsets)
 
     def reads(self, topic: str) -> TopicReads[KeptRead]:
         """Returns the shared reads of a topic."""
         tables, ddl = self.tables(topic), self.ddl(topic)
 
-        def keep(ranges: tuple[OffsetRange, ...], found: TopicOffsets, size: RecordSize) -> KeptRead:
-            return KeptRead(self._source, tables, ddl, ranges, found, size)
+        def keep(ranges: tuple[OffsetRange, ...], topic_offsets: TopicOffsets, size: RecordSize) -> KeptRead:
+            return KeptRead(self._source, tables, ddl, ranges, topic_offsets, size)
 
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
-    def ends_now(self, found: TopicOffsets) -> TopicOffsets:
+    def ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Returns a topic's current end offsets.
 
-        If the topic was deleted or created again after ``found`` was looked up, returns ``found``.
+        If the topic was deleted or created again after ``topic_offsets`` was looked up, returns
+        ``topic_offsets``.
 
         Raises:
             SourceUnavailableError: No broker answers.
             SourceError: The brokers refuse the request.
         """
         # The lock is not held, so that a table does not wait for the brokers' answer to another table.
-        now = self.brokers.lookup([found.topic]).get(found.topic, found)
-        return now if not found.topic_id or now.topic_id == found.topic_id else found
+        now = self.brokers.lookup([topic_offsets.topic]).get(topic_offsets.topic, topic_offsets)
+        return now if not topic_offsets.topic_id or now.topic_id == topic_offsets.topic_id else topic_offsets
 
     def release(self) -> None:
         """Release the records of all shared reads."""
         with self._lock:
             reads = list(self._reads.values())
-        for one in reads:
-            one.release()
+        for read in reads:
+            read.release()
 
 
 # The maximum number of shared reads of a topic that tables can still join. With more, the oldest is closed.
@@ -254,8 +255,8 @@ def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> No
 
     def weigh(part: OffsetRange) -> tuple[int, int]:
         wanted = FetchRange(*part, timestamps=False, headers=False)
-        found = [one.select(["key", "value"]) for one in fetch(wanted)]
-        return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
+        batches = [batch.select(["key", "value"]) for batch in fetch(wanted)]
+        return sum(batch.num_rows for batch in batches), sum(int(batch.nbytes) for batch in batches)
 
     sample_size(limits.size, available, weigh)
 
@@ -340,7 +341,7 @@ class TopicReads(Generic[K]):
             self._places.setdefault(table, _Place())
 
     def plan(
-        self, table: TableId, available: Sequence[OffsetRange], found: TopicOffsets, *, limits: Limits
+        self, table: TableId, available: Sequence[OffsetRange], topic_offsets: TopicOffsets, *, limits: Limits
     ) -> PlannedRead[K]:
         """Plans the next read of a table within the ranges ``available``, and marks the table as busy.
 
@@ -350,29 +351,29 @@ class TopicReads(Generic[K]):
         with self._lock:
             place = self._places.setdefault(table, _Place())
             place.at, place.heading, place.away = starts, None, False
-            joined = self._joined(starts, found)
+            joined = self._joined(starts, topic_offsets)
             if joined is None:
                 others = any(other.may_come(starts) for name, other in self._places.items() if name != table)
                 ranges = self._ranges(available, limits._replace(size=self._size) if others else limits)
                 if not others or not any(part.records for part in ranges):
                     place.heading = _ends(ranges)
                     self._let_go()
-                    return PlannedRead(ranges, found, None)
-                joined = self._opened(ranges, found, starts)
+                    return PlannedRead(ranges, topic_offsets, None)
+                joined = self._opened(ranges, topic_offsets, starts)
             joined.users.add(table)
             place.heading = _ends(joined.ranges)
             self._let_go()
             return PlannedRead(joined.ranges, joined.found, joined.kept, joined.commits)
 
-    def settle(self, table: TableId, at: Offsets | None, *, away: bool) -> None:
+    def settle(self, table: TableId, offsets: Offsets | None, *, away: bool) -> None:
         """Ends the read of a table, after its batch is committed or failed.
 
-        ``at``: the table's next offsets, or None if they did not change. ``away``: True if the table will not
-        read for now, because it is paused, failed or done.
+        ``offsets``: the table's next offsets, or None if they did not change. ``away``: True if the table
+        will not read for now, because it is paused, failed or done.
         """
         with self._lock:
             place = self._places.setdefault(table, _Place())
-            place.at, place.heading, place.away = at or place.at, None, away
+            place.at, place.heading, place.away = offsets or place.at, None, away
             for read in self._open:
                 read.users.discard(table)
             self._let_go()
@@ -384,11 +385,14 @@ class TopicReads(Generic[K]):
                 read.kept.release()
             self._open = []
 
-    def _joined(self, starts: Offsets, found: TopicOffsets) -> _Open[K] | None:
+    def _joined(self, starts: Offsets, topic_offsets: TopicOffsets) -> _Open[K] | None:
         for read in self._open:
             # After a change of leader, Kafka may have dropped records that were read before the change
             # (``kafka.leader_epochs``).
-            same = (read.found.topic_id, read.found.leader_epochs) == (found.topic_id, found.leader_epochs)
+            same = (read.found.topic_id, read.found.leader_epochs) == (
+                topic_offsets.topic_id,
+                topic_offsets.leader_epochs,
+            )
             if not read.closed and read.starts == starts and same:
                 return read
         return None
@@ -399,14 +403,16 @@ class TopicReads(Generic[K]):
         most = budget_of(limits.max_records, limits.max_bytes, limits.size)
         return plan_ranges(up_to(available, meeting), max_records=most)
 
-    def _opened(self, ranges: tuple[OffsetRange, ...], found: TopicOffsets, starts: Offsets) -> _Open[K]:
+    def _opened(
+        self, ranges: tuple[OffsetRange, ...], topic_offsets: TopicOffsets, starts: Offsets
+    ) -> _Open[K]:
         now = self._clock()
         commits = self._committed is None or now - self._committed >= self._interval
         if commits:
             self._committed = now
-        read = _Open(ranges, found, starts, self._keep(ranges, found, self._size), commits)
+        read = _Open(ranges, topic_offsets, starts, self._keep(ranges, topic_offsets, self._size), commits)
         self._open.append(read)
-        joinable = [one for one in self._open if not one.closed]
+        joinable = [open_read for open_read in self._open if not open_read.closed]
         for old in joinable[:-MOST_KEPT]:
             # Tables that did not join this read are two batches slower than the others. They will read on
             # their own.
@@ -416,7 +422,7 @@ class TopicReads(Generic[K]):
     def _let_go(self) -> None:
         """Releases the shared reads that no table uses now or may join in the future."""
         for read in list(self._open):
-            coming = not read.closed and any(one.may_come(read.starts) for one in self._places.values())
+            coming = not read.closed and any(place.may_come(read.starts) for place in self._places.values())
             if not read.users and not coming:
                 self._open.remove(read)
                 read.kept.release()
@@ -450,15 +456,15 @@ class KeptRead:
         tables: TopicTables,
         ddl: TopicDdl,
         ranges: Sequence[OffsetRange],
-        found: TopicOffsets,
+        topic_offsets: TopicOffsets,
         size: RecordSize,
     ) -> None:
-        wanted = (FetchRange(*part, found.topic_id, headers=False) for part in ranges if part.records)
+        wanted = (FetchRange(*part, topic_offsets.topic_id, headers=False) for part in ranges if part.records)
         self.ranges = tuple(wanted)
         self._source = source
         self._tables = tables
         self._ddl = ddl
-        self._found = found
+        self._found = topic_offsets
         self._size = size
         self._lock = threading.Lock()
         self._frame: DataFrame | None = None
@@ -537,12 +543,12 @@ class KeptRead:
 
 
 def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
-    found = dict[int, LastRecord]()
+    last_records = dict[int, LastRecord]()
     for head in heads:
         if head["last_epoch"] is not None:
             record = LastRecord(head["last_offset"], head["last_epoch"])
-            found[head["partition"]] = max(record, found.get(head["partition"], record))
-    return found
+            last_records[head["partition"]] = max(record, last_records.get(head["partition"], record))
+    return last_records
 
 
 class TableRecords:
@@ -551,9 +557,9 @@ class TableRecords:
     ``commits``: True if the table commits the offsets even if the records contain nothing for it.
     """
 
-    def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
+    def __init__(self, kept_read: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
         self.commits = commits
-        self._kept = kept
+        self._kept = kept_read
         self._source = source
         self._table = table
 
@@ -613,8 +619,8 @@ class PassedRecords:
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
         """Returns, for each partition, the first offset after the committed and the skipped records."""
-        known = {**self._ends, **committed}
-        return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
+        offsets = {**self._ends, **committed}
+        return {number: max(offset, self._ends.get(number, offset)) for number, offset in offsets.items()}
 
     def step_back(self) -> None:
         """Record one skipped record less, so that the next batch reads it and commits the table's offsets."""

@@ -111,9 +111,9 @@ class KafkaSource:
         parts = split_ranges(ranges, session.sparkContext.defaultParallelism)
         if not parts:
             return []
-        found = over_ranges(session, parts, self.fetch, Question(question, self.opens_up_to), ANSWER_DDL)
+        answers = over_ranges(session, parts, self.fetch, Question(question, self.opens_up_to), ANSWER_DDL)
         with translated_read_errors(parts[0].topic):
-            return [pickle.loads(row["answer"]) for row in found.collect()]  # noqa: S301  (our own tasks')
+            return [pickle.loads(row["answer"]) for row in answers.collect()]  # noqa: S301  (our own tasks')
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Yields the records of the ranges, which this process reads, one batch at a time.
@@ -196,7 +196,7 @@ class RangeFrame:
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
         """The hashes (``reduce.key_hashes``) of the keys of all rows to apply."""
-        return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
+        return np.frombuffer(b"".join(data for _, data in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:
         """Release the result rows that Spark stores."""
@@ -228,12 +228,12 @@ def reduced_ranges(
         heads = stored.drop("payload").collect()
         raise_first(heads)
         read = KafkaRead(*(_counted(heads, name) for name in KafkaRead._fields))
-        found = RangeFrame(task, stored, heads, read, _summary(heads))
+        range_frame = RangeFrame(task, stored, heads, read, _summary(heads))
         if task.sink is None:
-            return _reduced_over_ranges(found)
+            return _reduced_over_ranges(range_frame)
         staged = _staged(heads)
         if staged is not None:
-            return replace(found, staged=staged)
+            return replace(range_frame, staged=staged)
         release_stored(stored)
     except BaseException:
         with suppress(Exception):
@@ -280,8 +280,8 @@ def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> Dat
     return chunks.select(CHUNK, verdict).mapInArrow(Reporting(task.filtered), PACKED_DDL)
 
 
-def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> DataFrame:
-    """Computes a frame and stores its rows as a checkpoint until ``kept`` is closed.
+def checkpointed(frame: DataFrame, stack: ExitStack, **context: ContextValue) -> DataFrame:
+    """Computes a frame and stores its rows as a checkpoint until ``stack`` is closed.
 
     Spark never recomputes a checkpoint.
 
@@ -289,9 +289,9 @@ def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> 
         TidesinkError: A task failed with this error.
     """
     with raised_task_errors(**context):
-        found = frame.localCheckpoint(eager=True)
-    kept.callback(release_stored, found)
-    return found
+        stored = frame.localCheckpoint(eager=True)
+    stack.callback(release_stored, stored)
+    return stored
 
 
 def release_stored(stored: DataFrame) -> None:
@@ -321,29 +321,31 @@ def _summary(heads: Sequence[Any]) -> BatchSummary:
     return joined_summaries([pickle.loads(head["summary"]) for head in heads if head["summary"]])  # noqa: S301
 
 
-def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
+def _reduced_over_ranges(range_frame: RangeFrame) -> RangeFrame:
     """Reduces the rows of all ranges together, if a key is in several ranges.
 
     Under ``sequence_by: source`` the last row of each key is kept. Under ``mode: history`` one row of each
     key and commit_ts is kept. Under ``sequence_by: kafka`` such keys are an error, and are listed in the
     summary.
     """
-    if not len(mixed_hashes(_key_places(found.heads))):
-        return found
-    rules = found.task.plan.rules
+    if not len(mixed_hashes(_key_places(range_frame.heads))):
+        return range_frame
+    rules = range_frame.task.plan.rules
     if rules.versions or rules.sequenced:
         by, order = (("key", "_commit_ts"), _FIRST_WRITE) if rules.versions else (("key",), "_seq")
-        rows, summary = _last_of_all(found.frame, found.summary, by=by, order=order)
-        return replace(found, over_ranges=rows, summary=summary)
-    return replace(found, summary=replace(found.summary, mixed_keys=_mixed_keys(found.frame)))
+        rows, summary = _last_of_all(range_frame.frame, range_frame.summary, by=by, order=order)
+        return replace(range_frame, over_ranges=rows, summary=summary)
+    return replace(
+        range_frame, summary=replace(range_frame.summary, mixed_keys=_mixed_keys(range_frame.frame))
+    )
 
 
 def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
     # Called only if hashes are equal. Two different keys may have the same hash, so compare the keys.
     places_of_key = F.countDistinct("_topic", "_partition")
     keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
-    found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
-    return tuple(row["key"] for row in found)
+    rows = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
+    return tuple(row["key"] for row in rows)
 
 
 def _last_of_all(
@@ -388,8 +390,8 @@ def _first_warnings(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
 def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[str, int]:
     if not of_ranges:
         return {}
-    found = rows.select(F.explode(mark).alias("name")).groupBy("name").count().collect()
-    return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
+    counts = rows.select(F.explode(mark).alias("name")).groupBy("name").count().collect()
+    return {row["name"]: row["count"] for row in counts if row["name"] in of_ranges}
 
 
 # The rows that a target gets
@@ -413,8 +415,8 @@ def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataF
 
     ``rows``: their number.
     """
-    found = rows_to_apply(reduced)
-    return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
+    frame = rows_to_apply(reduced)
+    return frame.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else frame
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:

@@ -189,14 +189,14 @@ def key_ranges(
         most: The maximum number of ranges.
         where: Additional bounds of key columns, as given by a person.
     """
-    found: list[KeyRange] = []
+    ranges: list[KeyRange] = []
     with translated(OPTION):
-        while len(found) < most and (not found or found[-1].up_to is not None):
-            start = found[-1].up_to if found else after
+        while len(ranges) < most and (not ranges or ranges[-1].up_to is not None):
+            start = ranges[-1].up_to if ranges else after
             part = KeyRange(start, where=where)
             end = _key_after(connection, table, stored, part, rows)
-            found.append(replace(part, up_to=end, rows=None if end is None else rows))
-    return tuple(found)
+            ranges.append(replace(part, up_to=end, rows=None if end is None else rows))
+    return tuple(ranges)
 
 
 def _key_after(
@@ -207,18 +207,20 @@ def _key_after(
 
     dialect, types = dialect_of(connection), stored.key_types
     # The texts get other names than the columns. Otherwise ORDER BY would sort by the texts.
-    texts = (dialect.selected(name, types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
+    texts = (
+        dialect.selected(name, types[name]).label(f"k{number}") for number, name in enumerate(stored.key)
+    )
     query = sa.select(*texts).select_from(table_of(table))
     query = rows_between(query, stored.key, types, dialect, after=part.after)
     if part.where:
         query = query.where(within(part.where, types, dialect))
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(2)
-    found = connection.execute(query).all()
+    key_rows = connection.execute(query).all()
     # If no row follows this key, the range is the last one.
-    if len(found) < 2:
+    if len(key_rows) < 2:
         return None
     return tuple(
-        dialect.text_of(value, types[name]) for name, value in zip(stored.key, found[0], strict=True)
+        dialect.text_of(value, types[name]) for name, value in zip(stored.key, key_rows[0], strict=True)
     )
 
 
@@ -336,7 +338,8 @@ class SourceRows:
             return there[0].in_([value for (value,) in values])
         # Some versions of MySQL use no index for ``(a, b) IN ((1, 2))``.
         rows = (
-            sa.and_(*(column == one for column, one in zip(there, value, strict=True))) for value in values
+            sa.and_(*(column == parameter for column, parameter in zip(there, value, strict=True)))
+            for value in values
         )
         return sa.or_(*rows)
 
@@ -409,14 +412,14 @@ class SourceRows:
         """
         if not any(column.name in self.constants for column in self.schema.columns):
             return self.constants
-        found = dialect.row_key_constants(connection, self.schema.table)
-        if found.keys() != self.constants.keys():
+        constants = dialect.row_key_constants(connection, self.schema.table)
+        if constants.keys() != self.constants.keys():
             raise SourceUnavailableError(
                 "The table had TiDB row ids when reading began, and no longer has row ids. It was created "
                 "again, or partitioned, in the meantime.",
                 table=str(self.schema.table),
             )
-        return found
+        return constants
 
     def _confirm(self, engine: Engine) -> None:
         """Checks that the table's id in TiDB is the same after the read.
@@ -430,8 +433,8 @@ class SourceRows:
             return
         with translated(OPTION), engine.connect() as connection:
             begin_session(connection, as_of=self.as_of, replica=self.replica)
-            found = self._constants(connection, dialect_of(connection))
-        if found != self.constants:
+            constants = self._constants(connection, dialect_of(connection))
+        if constants != self.constants:
             raise SourceUnavailableError(
                 "The table's id in TiDB changed while its rows were read, because the table was truncated.",
                 table=str(self.schema.table),
@@ -527,18 +530,19 @@ class MatchingRows:
     history``, a row that was read from the database must not delete anything.
     """
 
-    def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
+    def of(self, decoded: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
         """Returns the decoded records unchanged, because rows that do not match the filter are removed after
         the reduction.
         """
-        return found
+        return decoded
 
     def rows(self, reduction: Reduction) -> Reduction:
         """Returns the rows to write. Rows that do not match count as superseded."""
-        kept = [
-            replace(one, rows=one.rows.filter(pc.invert(one.rows["deleted"]))) for one in reduction.tables
+        tables = [
+            replace(table, rows=table.rows.filter(pc.invert(table.rows["deleted"])))
+            for table in reduction.tables
         ]
-        return replace(reduction, tables=tuple(one for one in kept if one.rows.num_rows), deletes=0)
+        return replace(reduction, tables=tuple(table for table in tables if table.rows.num_rows), deletes=0)
 
 
 class ReadColumn(NamedTuple):
@@ -589,15 +593,17 @@ class SourceDecoder(NumberedDecoder):
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
-        found = {one.column.recorded.name: one.read(rows_of(records)) for one in self._readers(types)}
-        faults = tuple(self._faults(records, found, types))
+        results = {
+            reader.column.recorded.name: reader.read(rows_of(records)) for reader in self._readers(types)
+        }
+        faults = tuple(self._faults(records, results, types))
         marks = {
             mark: name_lists(
-                {n: m for n, one in found.items() if (m := getattr(one, mark)) is not None}, count
+                {n: m for n, result in results.items() if (m := getattr(result, mark)) is not None}, count
             )
             for mark in MARKS
         }
-        key, after = _struct(found, types.key, count), _struct(found, types.row, count)
+        key, after = _struct(results, types.key, count), _struct(results, types.row, count)
         columns = changes_of(records, Op.UPSERT, key=key, row=types.row, after=after, marks=marks)
         rows = pa.table(columns, schema=types.table)
         if faults:
@@ -625,21 +631,21 @@ class SourceDecoder(NumberedDecoder):
             yield _ColumnReader(column, convert, policies)
 
     def _faults(
-        self, records: pa.RecordBatch, found: dict[str, ColumnResult], types: RowTypes
+        self, records: pa.RecordBatch, results: dict[str, ColumnResult], types: RowTypes
     ) -> Iterator[Fault]:
         """Yields the first error of each row with a value that does not fit its column's type."""
         first: dict[int, DecodeError] = {}
         for reader in self._readers(types):
-            unproven = found[reader.column.recorded.name].unproven
+            unproven = results[reader.column.recorded.name].unproven
             if unproven is None:
                 continue
             where = np.flatnonzero(unproven)
             values = reader.of(rows_of(records)).take(pa.array(where)).to_pylist()
-            for at, value in zip(where.tolist(), values, strict=True):
+            for record, value in zip(where.tolist(), values, strict=True):
                 if (error := reader.refusal(value)) is not None:
                     named = error.with_context(table=str(self.table), column=reader.column.recorded.name)
-                    first.setdefault(at, named)  # type: ignore[arg-type]
-        yield from (Fault(at, error) for at, error in sorted(first.items()))
+                    first.setdefault(record, named)  # type: ignore[arg-type]
+        yield from (Fault(record, error) for record, error in sorted(first.items()))
 
 
 class _ColumnReader(NamedTuple):
@@ -666,18 +672,18 @@ class _ColumnReader(NamedTuple):
         distinct = encoded.dictionary.to_pylist()
         refused = np.zeros(len(distinct) + 1, np.bool_)
         values = list[Value]()
-        for at, value in enumerate(distinct):
+        for index, value in enumerate(distinct):
             try:
                 values.append(self._value(value))
             except DecodeError:
                 values.append(None)
-                refused[at] = True
-        found = from_python(values, self.column.recorded.type, **self.policies, time_zone=_UTC)
-        refused[list(found.errors)] = True
+                refused[index] = True
+        result = from_python(values, self.column.recorded.type, **self.policies, time_zone=_UTC)
+        refused[list(result.errors)] = True
         codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-        zero = None if found.zero_dates is None else np.append(found.zero_dates, False)[codes]
+        zero = None if result.zero_dates is None else np.append(result.zero_dates, False)[codes]
         unproven = refused[codes] if refused.any() else None
-        return ColumnResult(found.values.take(encoded.indices), unproven, zero, None)
+        return ColumnResult(result.values.take(encoded.indices), unproven, zero, None)
 
     def refusal(self, value: Any) -> DecodeError | None:
         """Returns the error for a value that cannot be converted, or None."""
@@ -698,18 +704,20 @@ class _ColumnReader(NamedTuple):
 
 def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
     """Converts a TIMESTAMP, which the target stores as text, to the time zone of the changefeed."""
-    found = value if convert is None else convert(value)
-    if not isinstance(found, str) or found.startswith("0000-00-00"):
-        return found
-    whole, point, fraction = found.partition(".")
+    converted = value if convert is None else convert(value)
+    if not isinstance(converted, str) or converted.startswith("0000-00-00"):
+        return converted
+    whole, point, fraction = converted.partition(".")
     local = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).astimezone(zone).replace(tzinfo=None)
     return f"{local}{point}{fraction}"
 
 
-def _struct(found: dict[str, ColumnResult], kind: pa.StructType, count: int) -> pa.Array:
+def _struct(results: dict[str, ColumnResult], kind: pa.StructType, count: int) -> pa.Array:
     if not kind.num_fields:
         return pa.nulls(count, kind)
-    return pa.StructArray.from_arrays([found[one.name].values for one in kind], fields=list(kind))
+    return pa.StructArray.from_arrays(
+        [results[struct_field.name].values for struct_field in kind], fields=list(kind)
+    )
 
 
 class ColumnGap(NamedTuple):
@@ -757,15 +765,15 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     )
     for column in columns:
         decoder.recorded_value(column.stored, column.recorded.type)
-    known, gone = (
+    stored_names, dropped_columns = (
         {*called.values(), *_called(plan, {**stored.virtual, **stored.generated}).values()},
         _gone(plan),
     )
-    held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
-    lost = (c.name for c in shape.columns if c.name in held and shape.fold(c.name) not in gone)
+    held = {*plan.rows.keys, *plan.rows.value_sources.values()} - stored_names
+    lost = (c.name for c in shape.columns if c.name in held and shape.fold(c.name) not in dropped_columns)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
     # A lost column is NULL and does not have its default, as in rows written after the column was dropped.
-    rows = replace(plan.rows, dropped=DroppedNow(gone | {shape.fold(name) for name in gap.lost}))
+    rows = replace(plan.rows, dropped=DroppedNow(dropped_columns | {shape.fold(name) for name in gap.lost}))
     return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 
@@ -774,14 +782,14 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
     them.
     """
     there = [*names]
-    found = {name: own for own, name in plan.rows.written(there).items()}
+    own_names = {name: own for own, name in plan.rows.written(there).items()}
     fold = plan.rows.shape.fold
-    open_names = {fold(c.name): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
+    open_names = {fold(c.name): c.name for c in plan.rows.shape.columns if c.name not in own_names.values()}
     for name in there:
-        own = open_names.pop(fold(sanitize_name(name)), None) if name not in found else None
+        own = open_names.pop(fold(sanitize_name(name)), None) if name not in own_names else None
         if own is not None:
-            found[name] = own
-    return {name: found[name] for name in there if name in found}
+            own_names[name] = own
+    return {name: own_names[name] for name in there if name in own_names}
 
 
 def _gone(plan: DecodePlan) -> frozenset[str]:

@@ -43,8 +43,8 @@ _DATES: Final = ("date", "timestamp", "timestamp_ntz")
 
 
 def range_summary(
-    place: TopicPartition,
-    found: DecodedRecords,
+    topic_partition: TopicPartition,
+    decoded: DecodedRecords,
     truncates: Sequence[OtherRecord],
     reduction: Reduction,
     rows: Sequence[pa.Table],
@@ -55,8 +55,8 @@ def range_summary(
     """Returns the counts of one range.
 
     Args:
-        place: The topic-partition.
-        found: The decoded records.
+        topic_partition: The topic-partition.
+        decoded: The decoded records.
         truncates: The truncates in the range. Empty for a change log, where a truncate is a row.
         reduction: The reduced changes.
         rows: The rows to apply, in the columns of the reduced frame.
@@ -64,16 +64,18 @@ def range_summary(
         dated: True if a row's commit_ts is a time. False if it is a position in a connector's log. Then
             ``max_commit_ts`` is None.
     """
-    others = found.others
-    events = Counter(one.kind for one in (*others, *truncates))
-    silent = sum(batch.num_rows for batch in found.silent)
-    watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
-    moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
-    messages = silent + sum(one.index == 0 for one in others)
-    messages += sum(_messages(one) for one in found.tables) + found.void_records + found.waiting_records
+    others = decoded.others
+    events = Counter(record.kind for record in (*others, *truncates))
+    silent = sum(batch.num_rows for batch in decoded.silent)
+    watermarks = [record.commit_ts for record in others if record.kind == WATERMARK]
+    moments = [_extreme(table, "max", "commit_ts") for table in _moments(decoded.tables, apart=truncates)]
+    messages = silent + sum(record.index == 0 for record in others)
+    messages += (
+        sum(_messages(table) for table in decoded.tables) + decoded.void_records + decoded.waiting_records
+    )
     last = greatest(moments) if dated else None
-    unplanned = [one for one in others if one.kind == UNPLANNED]
-    offsets = sorted(one.offset for one in unplanned if one.fields is None)
+    unplanned = [record for record in others if record.kind == UNPLANNED]
+    offsets = sorted(record.offset for record in unplanned if record.fields is None)
     return BatchSummary(
         messages=messages,
         read=reduction.events + events.total() + silent,
@@ -86,68 +88,72 @@ def range_summary(
         watermarks=events[WATERMARK],
         bad=events[BAD],
         unplanned=events[UNPLANNED],
-        warned=sum(len(one) for one in _warned(rows)),
-        omitted=sum(_given(one, "_kept") for one in rows),
-        unmatched=sum(int(unmatched_rows(one).sum()) for one in found.tables),
+        warned=sum(len(table) for table in _warned(rows)),
+        omitted=sum(_given(table, "_kept") for table in rows),
+        unmatched=sum(int(unmatched_rows(table).sum()) for table in decoded.tables),
         max_commit_ts=last,
-        min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
+        min_commit_ts=least([_extreme(table, "min", "_commit_ts") for table in rows]),
         key_range=_key_range(rows, shape),
         places={
-            place: PartitionSummary(
+            topic_partition: PartitionSummary(
                 messages,
-                _max_offset(found),
+                _max_offset(decoded),
                 last,
                 greatest(watermarks),
-                found.waits,
-                found.passed,
-                _spans(found.tables),
-                found.last,
+                decoded.waits,
+                decoded.passed,
+                _spans(decoded.tables),
+                decoded.last,
             )
         },
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
         ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
-        bad_records=_first(place, others),
-        first_warnings=_first_warning(place, rows),
-        truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
-        unplanned_key_ids=distinct(one.key_id for one in unplanned),
-        unplanned_value_ids=distinct(one.value_id for one in unplanned),
-        unplanned_columns=distinct(name for one in unplanned for name in one.fields or ()),
-        unplanned_records=tuple(UnplannedRecord(place, one) for one in offsets[:1]),
+        bad_records=_first(topic_partition, others),
+        first_warnings=_first_warning(topic_partition, rows),
+        truncates=tuple(Truncate(topic_partition, truncate.offset) for truncate in truncates[:1]),
+        unplanned_key_ids=distinct(record.key_id for record in unplanned),
+        unplanned_value_ids=distinct(record.value_id for record in unplanned),
+        unplanned_columns=distinct(name for record in unplanned for name in record.fields or ()),
+        unplanned_records=tuple(UnplannedRecord(topic_partition, offset) for offset in offsets[:1]),
     )
 
 
 def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
     """Returns the counts of a batch from the counts of its ranges, which have different topic-partitions."""
-    ranges = [one.key_range for one in summaries if one.key_range is not None]
-    lows, highs = ([one[at] for one in ranges] for at in (0, 1))
+    ranges = [summary.key_range for summary in summaries if summary.key_range is not None]
+    lows, highs = ([key_range[end] for key_range in ranges] for end in (0, 1))
     return BatchSummary(
-        **{name: sum(getattr(one, name) for one in summaries) for name in SUMS},
-        max_commit_ts=greatest([one.max_commit_ts for one in summaries]),
-        min_commit_ts=least([one.min_commit_ts for one in summaries]),
+        **{name: sum(getattr(summary, name) for summary in summaries) for name in SUMS},
+        max_commit_ts=greatest([summary.max_commit_ts for summary in summaries]),
+        min_commit_ts=least([summary.min_commit_ts for summary in summaries]),
         key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
-        places={place: found for one in summaries for place, found in one.places.items()},
-        zero_dates=_counted(one.zero_dates for one in summaries),
-        ambiguous_times=_counted(one.ambiguous_times for one in summaries),
-        bad_records=tuple(bad for one in summaries for bad in one.bad_records),
-        first_warnings=tuple(warning for one in summaries for warning in one.first_warnings),
-        truncates=tuple(truncate for one in summaries for truncate in one.truncates),
-        unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
-        unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
-        unplanned_columns=distinct(i for one in summaries for i in one.unplanned_columns),
-        unplanned_records=tuple(i for one in summaries for i in one.unplanned_records),
+        places={
+            topic_partition: place_summary
+            for summary in summaries
+            for topic_partition, place_summary in summary.places.items()
+        },
+        zero_dates=_counted(summary.zero_dates for summary in summaries),
+        ambiguous_times=_counted(summary.ambiguous_times for summary in summaries),
+        bad_records=tuple(bad for summary in summaries for bad in summary.bad_records),
+        first_warnings=tuple(warning for summary in summaries for warning in summary.first_warnings),
+        truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
+        unplanned_key_ids=distinct(i for summary in summaries for i in summary.unplanned_key_ids),
+        unplanned_value_ids=distinct(i for summary in summaries for i in summary.unplanned_value_ids),
+        unplanned_columns=distinct(i for summary in summaries for i in summary.unplanned_columns),
+        unplanned_records=tuple(i for summary in summaries for i in summary.unplanned_records),
     )
 
 
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
     """Returns the truncate events among the changes of ``tables``, in Kafka's order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
-    found = []
-    for one in tables:
-        empties = pc.equal(one.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
+    truncates = []
+    for table in tables:
+        empties = pc.equal(table.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
         if pc.any(empties).as_py():
-            rows = one.rows.select(names).filter(empties).to_pylist()
-            found += [OtherRecord(TRUNCATE, *row.values()) for row in rows]
-    return sorted(found, key=lambda one: (one.offset, one.index))
+            rows = table.rows.select(names).filter(empties).to_pylist()
+            truncates += [OtherRecord(TRUNCATE, *row.values()) for row in rows]
+    return sorted(truncates, key=lambda record: (record.offset, record.index))
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
@@ -155,9 +161,13 @@ def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> 
 
     ``apart``: truncates that are counted separately. If there are any, truncates are not yielded.
     """
-    for one in tables:
-        found = one.rows.select(["op", "commit_ts"])
-        yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
+    for table in tables:
+        moments = table.rows.select(["op", "commit_ts"])
+        yield (
+            moments.filter(pc.not_equal(moments["op"].cast(pa.string()), Op.TRUNCATE.value))
+            if apart
+            else moments
+        )
 
 
 def _messages(changes: ChangeTable) -> int:
@@ -171,13 +181,13 @@ def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
 
 def _spans(tables: Iterable[ChangeTable]) -> dict[int, RowSpan]:
     """Returns the first and last row (``RowSpan``) of each writer schema, by registry id."""
-    found: dict[int, RowSpan] = {}
-    for one in tables:
-        schema_id = None if one.schema_id is None else one.schema_id.value
-        if schema_id is not None and one.rows.num_rows:
-            span = span_of(one.rows)
-            found[schema_id] = span.joined(found.get(schema_id, span))
-    return found
+    spans: dict[int, RowSpan] = {}
+    for table in tables:
+        schema_id = None if table.schema_id is None else table.schema_id.value
+        if schema_id is not None and table.rows.num_rows:
+            span = span_of(table.rows)
+            spans[schema_id] = span.joined(spans.get(schema_id, span))
+    return spans
 
 
 def _offset(row: OtherRecord) -> int:
@@ -188,10 +198,10 @@ def _given(rows: pa.Table, name: str) -> int:
     return len(rows) - rows[name].null_count if name in rows.schema.names else 0
 
 
-def _max_offset(found: DecodedRecords) -> int:
-    offsets = [_extreme(one.rows, "max", "offset") for one in found.tables]
-    offsets += [one.offset for one in found.others]
-    offsets += [pc.max(one.column("offset")).as_py() for one in found.silent]
+def _max_offset(decoded: DecodedRecords) -> int:
+    offsets = [_extreme(table.rows, "max", "offset") for table in decoded.tables]
+    offsets += [record.offset for record in decoded.others]
+    offsets += [pc.max(batch.column("offset")).as_py() for batch in decoded.silent]
     return max(offsets, default=-1)
 
 
@@ -200,14 +210,16 @@ def _key_range(rows: Sequence[pa.Table], shape: TargetSchema) -> tuple[object, o
     no order.
     """
     first = shape.key_columns[0].name
-    keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
+    keys = [pc.struct_field(table["key"].combine_chunks(), [first]) for table in rows if len(table)]
     try:
-        found = [pc.min_max(one) for one in keys]
+        extremes = [pc.min_max(column) for column in keys]
     except pa.ArrowNotImplementedError:
         return None
-    if not found:
+    if not extremes:
         return None
-    return min(one["min"].as_py() for one in found), max(one["max"].as_py() for one in found)
+    return min(extreme["min"].as_py() for extreme in extremes), max(
+        extreme["max"].as_py() for extreme in extremes
+    )
 
 
 def _marked(
@@ -218,14 +230,14 @@ def _marked(
     Only columns of these Spark types count.
     """
     names = {column.name for column in shape.columns if column.spark in types}
-    counts = _counted(Counter(pc.list_flatten(one[mark].combine_chunks()).to_pylist()) for one in rows)
+    counts = _counted(Counter(pc.list_flatten(table[mark].combine_chunks()).to_pylist()) for table in rows)
     return {name: count for name, count in counts.items() if name in names}
 
 
 def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for one in several:
-        counts.update(one)
+    for column_counts in several:
+        counts.update(column_counts)
     return dict(counts)
 
 
@@ -244,11 +256,11 @@ def _first_warning(place: TopicPartition, rows: Iterable[pa.Table]) -> tuple[Row
     return (RowWarning(place, *min(found)),) if found else ()
 
 
-def _first(place: TopicPartition, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
+def _first(topic_partition: TopicPartition, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
     """Returns the first bad record in a tuple; an empty tuple without bad records."""
-    bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
+    bad = min((record for record in others if record.kind == BAD), key=_offset, default=None)
     if bad is None:
         return ()
     ids = [schema_id_of(part) for part in (bad.value, bad.key) if part is not None]
     schema_id = ids[0] if ids and None not in ids else None
-    return (BadRecord(place, bad.offset, bad.error or "", bad.reason or "", schema_id),)
+    return (BadRecord(topic_partition, bad.offset, bad.error or "", bad.reason or "", schema_id),)

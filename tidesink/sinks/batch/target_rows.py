@@ -98,25 +98,25 @@ class DroppedByWriter(ABC, Generic[W]):
         writer = self._writer(changes)
         if writer is None:
             return {}
-        found: dict[str, pa.Int64Array] = dict.fromkeys(
+        offsets: dict[str, pa.Int64Array] = dict.fromkeys(
             self.columns.get(writer, frozenset()) - self.in_use, _NO_OFFSETS
         )
         again = self.again.get(writer, frozenset())
         for name in (self.later.get(writer, frozenset()) & (again | self.first_rows.keys())) - self.in_use:
             are_before = self.first_rows.get(name, FirstRows()).are_before(changes.rows)
             not_yet = changes.rows["offset"].filter(pc.fill_null(are_before, name not in again))
-            found[name] = not_yet.combine_chunks()
-        return found
+            offsets[name] = not_yet.combine_chunks()
+        return offsets
 
     def in_range(self, tables: Sequence[ChangeTable]) -> DroppedByWriter[W]:
         names = frozenset[str]().union(*self.later.values()) - self.in_use
-        found = dict(self.first_rows)
-        for one in tables if names else ():
-            there = names & {self.fold(column.name) for column in one.schema.columns}
-            if there and one.rows.num_rows:
-                first = first_rows_of(one.rows)
-                found |= {name: first.joined(found.get(name, first)) for name in there}
-        return replace(self, first_rows=found)
+        first_rows = dict(self.first_rows)
+        for table in tables if names else ():
+            there = names & {self.fold(column.name) for column in table.schema.columns}
+            if there and table.rows.num_rows:
+                first = first_rows_of(table.rows)
+                first_rows |= {name: first.joined(first_rows.get(name, first)) for name in there}
+        return replace(self, first_rows=first_rows)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class DroppedById(DroppedByWriter[int]):
         ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
         came into use again. ``first_rows``: the first known rows of each schema.
         """
-        in_use = frozenset(fold(name) for one in history[-1:] for name in columns[one])
+        in_use = frozenset(fold(name) for schema_id in history[-1:] for name in columns[schema_id])
         first_of = first_rows_by_column(columns, first_rows, fold)
         return cls(*dropped_in_order(columns, history, fold), first_of, fold, in_use)
 
@@ -148,11 +148,11 @@ def first_rows_by_column(
     columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
 ) -> dict[str, FirstRows]:
     """Returns for each folded column the first known rows of the schemas that have it."""
-    found: dict[str, FirstRows] = {}
+    by_column: dict[str, FirstRows] = {}
     for writer, first in first_rows.items():
-        for name in {fold(one) for one in columns.get(writer, ())}:
-            found[name] = first.joined(found.get(name, first))
-    return found
+        for name in {fold(column) for column in columns.get(writer, ())}:
+            by_column[name] = first.joined(by_column.get(name, first))
+    return by_column
 
 
 def dropped_in_order(
@@ -173,15 +173,17 @@ def dropped_in_order(
     first: dict[W, frozenset[str]] = {}
     again: dict[W, frozenset[str]] = {}
     had = frozenset[str]()
-    for one in history:
-        there = frozenset(fold(name) for name in columns[one])
-        if one in first:
-            again[one] = had - there - first[one]
+    for writer in history:
+        there = frozenset(fold(name) for name in columns[writer])
+        if writer in first:
+            again[writer] = had - there - first[writer]
         else:
-            first[one] = had - there
+            first[writer] = had - there
         had |= there
-    later = {one: had - {fold(name) for name in columns[one]} - dropped for one, dropped in first.items()}
-    return first, {one: names for one, names in again.items() if names}, later
+    later = {
+        writer: had - {fold(name) for name in columns[writer]} - dropped for writer, dropped in first.items()
+    }
+    return first, {writer: names for writer, names in again.items() if names}, later
 
 
 @dataclass(frozen=True)
@@ -224,17 +226,17 @@ class Metadata:
         operation of each event as a word.
         """
         fixed = {"database": self.source.schema, "table": self.source.name, "batch": self.batch}
-        found = {}
+        arrays = {}
         for kind, name in self.names.items():
             if kind in fixed:
-                found[name] = pa.repeat(pa.scalar(fixed[kind]), events.num_rows)
+                arrays[name] = pa.repeat(pa.scalar(fixed[kind]), events.num_rows)
             elif kind == "op":
-                found[name] = ops
+                arrays[name] = ops
             elif kind == "position":
-                found[name] = source_texts(events["source"].combine_chunks())
+                arrays[name] = source_texts(events["source"].combine_chunks())
             else:
-                found[name] = events[kind].combine_chunks()
-        return found
+                arrays[name] = events[kind].combine_chunks()
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class TargetRows:
 
         ``before``: True to check the old rows too.
         """
-        found: dict[int, SchemaMismatchError] = {}
+        errors: dict[int, SchemaMismatchError] = {}
         for image in ("after", "before") if before else ("after",):
             rows = changes.rows[image].combine_chunks()
             written = self.written([member.name for member in rows.type])
@@ -307,8 +309,8 @@ class TargetRows:
                     try:
                         _as_type(values, column)
                     except SchemaMismatchError:
-                        found = {**dict(_unfit_values(values, column)), **found}
-        return found
+                        errors = {**dict(_unfit_values(values, column)), **errors}
+        return errors
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
         """Converts keys with the table's own names into the target's names and types.
@@ -318,8 +320,8 @@ class TargetRows:
         """
         columns = self.target_shape.key_columns
         arrays = [
-            self._target_values(one, len(keys), lambda own: _as_type(keys.field(own.name), own), {})
-            for one in columns
+            self._target_values(column, len(keys), lambda own: _as_type(keys.field(own.name), own), {})
+            for column in columns
         ]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
@@ -350,7 +352,7 @@ class TargetRows:
             SchemaMismatchError: A value does not fit the type of its column.
         """
         columns, read = self.target_shape.columns, self._read(changes, rows, offsets)
-        arrays = [self._target_values(one, len(rows), read, metadata or {}) for one in columns]
+        arrays = [self._target_values(column, len(rows), read, metadata or {}) for column in columns]
         marked = bool(metadata) and self.metadata is not None and self.metadata.marks_deletes
         return pa.StructArray.from_arrays(
             arrays, fields=_fields(columns), mask=None if marked else rows.is_null()
@@ -363,8 +365,8 @@ class TargetRows:
 
         ``names``: the columns to convert, or None for all columns whose values are needed.
         """
-        own = (one for one in self.shape.columns if one.name not in self.unread)
-        columns = tuple(one for one in own if names is None or one.name in names)
+        own = (column for column in self.shape.columns if column.name not in self.unread)
+        columns = tuple(column for column in own if names is None or column.name in names)
         arrays = [*map(self._read(changes, rows), columns)]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
@@ -392,7 +394,7 @@ class TargetRows:
         if self.metadata is None:
             return {}
         types = {column.name: arrow_of_spark(column.spark) for column in self.target_shape.columns}
-        return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
+        return {name: values.cast(types[name]) for name, values in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
         """Returns the table's own name of a target column, or None if it is not a column of the table."""
@@ -416,8 +418,8 @@ class TargetRows:
             return read(self.shape.by_name[self.shape.fold(own)])
         if shard is not None and column.name == shard.column:
             return pa.repeat(pa.scalar(shard.value), count)
-        found = metadata.get(column.name)
-        return pa.nulls(count, arrow_of_spark(column.spark)) if found is None else found
+        values = metadata.get(column.name)
+        return pa.nulls(count, arrow_of_spark(column.spark)) if values is None else values
 
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
@@ -435,8 +437,8 @@ class TargetRows:
                 return pa.nulls(len(rows), kind)
             there = rows.is_valid()
             if before is not None:
-                at = changes.rows["offset"] if offsets is None else offsets
-                there = pc.and_(there, pc.is_in(at.combine_chunks(), before))
+                row_offsets = changes.rows["offset"] if offsets is None else offsets
+                there = pc.and_(there, pc.is_in(row_offsets.combine_chunks(), before))
             return pc.if_else(there, pa.scalar(value, kind), pa.scalar(None, kind))
 
         return values
@@ -444,9 +446,9 @@ class TargetRows:
     def _listed(self, lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
         if lists.null_count == len(lists):
             return lists
-        read = (self.written(one or ()) for one in lists.to_pylist())
-        found = [[names[own] for own in one if own in names] or None for one in read]
-        return pa.array(found, lists.type)
+        read = (self.written(written_names or ()) for written_names in lists.to_pylist())
+        renamed_lists = [[names[own] for own in own_names if own in names] or None for own_names in read]
+        return pa.array(renamed_lists, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
         """Maps the names of ``shape``'s columns to their names in a row of a writer schema, in the order of
@@ -455,13 +457,13 @@ class TargetRows:
         listed = tuple(names)
         fold = folding(listed, (column.name for column in self.shape.columns))
         there = {fold(name): name for name in listed}
-        found = {}
+        written_names = {}
         for column in self.shape.columns:
             called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
-            name = next((there[fold(one)] for one in called if fold(one) in there), None)
+            name = next((there[fold(candidate)] for candidate in called if fold(candidate) in there), None)
             if name is not None:
-                found[column.name] = name
-        return found
+                written_names[column.name] = name
+        return written_names
 
     @cached_property
     def _defaults(self) -> dict[str, TargetValue]:
@@ -508,8 +510,8 @@ def _fields(columns: tuple[TargetColumn, ...]) -> list[pa.Field]:
 
 
 def _as_type(values: pa.Array, column: TargetColumn) -> pa.Array:
-    found = _cast_to(values, column)
-    return canonical_floats(found) if column.key else found
+    converted = _cast_to(values, column)
+    return canonical_floats(converted) if column.key else converted
 
 
 def _cast_to(values: pa.Array, column: TargetColumn) -> pa.Array:
@@ -519,7 +521,7 @@ def _cast_to(values: pa.Array, column: TargetColumn) -> pa.Array:
     if pa.types.is_string(kind) != pa.types.is_string(values.type) and _is_moment(kind, values.type):
         raise _unfit(values.type, column)
     if pa.types.is_string(kind) and pa.types.is_decimal(values.type):
-        return pa.array([None if one is None else format(one, "f") for one in values.to_pylist()], kind)
+        return pa.array([None if value is None else format(value, "f") for value in values.to_pylist()], kind)
     try:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -532,11 +534,11 @@ def _is_moment(*kinds: pa.DataType) -> bool:
 
 
 def _unfit_values(values: pa.Array, column: TargetColumn) -> Iterator[tuple[int, SchemaMismatchError]]:
-    for at in range(len(values)):
+    for index in range(len(values)):
         try:
-            _as_type(values.slice(at, 1), column)
+            _as_type(values.slice(index, 1), column)
         except SchemaMismatchError as error:
-            yield at, error
+            yield index, error
 
 
 def _unfit(kind: Any, column: TargetColumn) -> SchemaMismatchError:

@@ -149,7 +149,7 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
     are the same key at the source, it never sends them as two rows.
     """
     shape = plan.packed_shape
-    kept = (("_kept", NAMES_TYPE), ("_after_delete", pa.bool_()))
+    kept_columns = (("_kept", NAMES_TYPE), ("_after_delete", pa.bool_()))
     return pa.schema(
         [
             ("_op", pa.string()),
@@ -162,7 +162,7 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
             ("_half", pa.bool_()),
             *((f"_{mark}", NAMES_TYPE) for mark in MARKS),
             ("_detail", _DETAIL),
-            *(kept if plan.keeps_values and not plan.logs else ()),
+            *(kept_columns if plan.keeps_values and not plan.logs else ()),
             *([("_seq", _SEQUENCE)] if plan.rules.sequenced else ()),
         ]
     )
@@ -184,7 +184,7 @@ class RangeTooLargeError(ConfigError):
 class Restriction(Protocol):
     """Selects the events and rows of a batch that are used, for example in a replay of dead letters."""
 
-    def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
+    def of(self, decoded: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
         """Returns the selected events of the decoded records. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
@@ -224,7 +224,7 @@ class RangeTask:
         ``topic_id``: Kafka's id of the topic, which must be the same after the read.
         """
         used = plan.decoder.uses_timestamps, plan.decoder.uses_headers
-        wanted = (FetchRange(*one, topic_id, *used) for one in ranges if one.records)
+        wanted = (FetchRange(*part, topic_id, *used) for part in ranges if part.records)
         return cls(tuple(wanted), plan, sink=sink)
 
     @property
@@ -241,8 +241,8 @@ class RangeTask:
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (only called with a filter)
         # A range without records is also a chunk, because it is counted.
-        found = chain([DecodedRecords()], self._kept(wanted, self._decoded(records)))
-        for chunk in _with_error(wanted, found):
+        decoded = chain([DecodedRecords()], self._kept(wanted, self._decoded(records)))
+        for chunk in _with_error(wanted, decoded):
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
     def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -272,10 +272,10 @@ class RangeTask:
         """
         yield from self._payloads(wanted, self._decoded(records))
 
-    def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
+    def _payloads(self, wanted: FetchRange, decoded: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
         try:
             whole = DecodedRecords()
-            for more in self._kept(wanted, found):
+            for more in self._kept(wanted, decoded):
                 whole.add(more)
             yield from _pack(wanted, whole, self)
         except TidesinkError as error:
@@ -283,17 +283,17 @@ class RangeTask:
         except Exception as error:
             raise _failed(wanted) from error
 
-    def _kept(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
+    def _kept(self, wanted: FetchRange, decoded: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
         size = 0
-        for more in map(self._restricted, found):
+        for more in map(self._restricted, decoded):
             # The size in memory: a record with a schema is much larger than its row, compressed ones smaller.
             size += more.nbytes
             if size > self.most_bytes:
                 raise RangeTooLargeError.of(wanted, self.most_bytes)
             yield more
 
-    def _restricted(self, found: DecodedRecords) -> DecodedRecords:
-        return found if self.only is None else self.only.of(found, self.plan)
+    def _restricted(self, decoded: DecodedRecords) -> DecodedRecords:
+        return decoded if self.only is None else self.only.of(decoded, self.plan)
 
     def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
         """Yields the decoded records of a range, one batch at a time."""
@@ -310,14 +310,18 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
 
     ``hashes``: topic and partition with the bytes of their hashes (``key_hashes``).
     """
-    places = list(dict.fromkeys(place for place, _ in hashes))
+    places = list(dict.fromkeys(topic_partition for topic_partition, _ in hashes))
     if len(places) < 2:
         return np.empty(0, np.uint64)
-    found = [
-        _distinct(np.concatenate([np.frombuffer(data, np.uint64) for place, data in hashes if place == one]))
-        for one in places
+    distinct_hashes = [
+        _distinct(
+            np.concatenate(
+                [np.frombuffer(data, np.uint64) for other, data in hashes if other == topic_partition]
+            )
+        )
+        for topic_partition in places
     ]
-    whole = np.sort(np.concatenate(found))
+    whole = np.sort(np.concatenate(distinct_hashes))
     return _distinct(whole[1:][whole[1:] == whole[:-1]])
 
 
@@ -330,13 +334,13 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _with_error(
-    wanted: FetchRange, found: Iterable[DecodedRecords]
+    wanted: FetchRange, decoded: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
     """Yields the decoded records of a range. An error (``TidesinkError``) of decoding becomes the last
     element.
     """
     try:
-        yield from found
+        yield from decoded
     except TidesinkError as error:
         yield error
     except Exception as error:
@@ -344,18 +348,18 @@ def _with_error(
 
 
 def _failed(wanted: FetchRange) -> RuntimeError:
-    place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
-    return RuntimeError(f"A task failed at {place}.")
+    location = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
+    return RuntimeError(f"A task failed at {location}.")
 
 
 # Packing
 
 
-def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
+def _pack(wanted: FetchRange, decoded: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
     """Yields the task's result rows (``PACKED_DDL``) for a range, at least one. The first one has the
     range's counts.
     """
-    joined = joined_tables(found.tables)
+    joined = joined_tables(decoded.tables)
     task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
     plan = task.plan
     schema = reduced_schema(plan)
@@ -363,36 +367,38 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     truncates = [] if plan.logs else truncated(joined)
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
     # Void row changes count as superseded by the DDL that emptied the table.
-    reduction = replace(reduction, events=reduction.events + found.void)
-    place = TopicPartition(wanted.topic, wanted.partition)
+    reduction = replace(reduction, events=reduction.events + decoded.void)
+    topic_partition = TopicPartition(wanted.topic, wanted.partition)
     dated = plan.decoder.dated
-    summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
+    summary = range_summary(
+        topic_partition, decoded, truncates, reduction, parts, plan.packed_shape, dated=dated
+    )
     # Unplanned records are not packed: the batch is decoded again. The driver only needs what the summary has
     # about them.
-    others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
+    others = [record for record in decoded.others if record.kind not in (*COUNTED_KINDS, UNPLANNED)]
     staged = None
     if task.sink is not None:
         rows = (batch for part in parts for batch in part.to_batches(max_chunksize=_PAYLOAD_ROWS))
         staged, parts = pickle.dumps(task.sink(rows)), []
-    lines = [_line(one) for one in (*others, *truncates)]
+    lines = [_line(record) for record in (*others, *truncates)]
     if lines:
         parts.append(pa.Table.from_pylist(lines, schema=schema))
     hashes = key_hashes(reduction.tables).tobytes()
     counts: dict[str, Any] = {
-        "records": found.records,
-        "bytes": found.bytes,
-        "decoded": found.nbytes,
-        "row_by_row_records": found.row_by_row_records,
-        "unlisted": found.unlisted,
-        "ddl": found.ddl,
+        "records": decoded.records,
+        "bytes": decoded.bytes,
+        "decoded": decoded.nbytes,
+        "row_by_row_records": decoded.row_by_row_records,
+        "unlisted": decoded.unlisted,
+        "ddl": decoded.ddl,
         "hashes": hashes,
         "summary": pickle.dumps(summary),
         "staged": staged,
     }
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
-        for at in range(0, part.num_rows, step):
-            yield _packed_row(wanted, payload=ipc_stream(part.slice(at, step).combine_chunks()), **counts)
+        for start in range(0, part.num_rows, step):
+            yield _packed_row(wanted, payload=ipc_stream(part.slice(start, step).combine_chunks()), **counts)
             counts = dict.fromkeys(_COUNTS, 0)
     if not parts:
         yield _packed_row(wanted, **counts)
@@ -406,21 +412,21 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
 def joined_tables(tables: Sequence[ChangeTable]) -> list[ChangeTable]:
     """Joins the tables that have the same writer schema. Their rows stay in the order of the tables."""
     groups: list[list[ChangeTable]] = []
-    for one in tables:
-        same = next((group for group in groups if _is_same(group[0], one)), None)
+    for table in tables:
+        same = next((group for group in groups if _is_same(group[0], table)), None)
         if same is None:
-            groups.append([one])
+            groups.append([table])
         else:
-            same.append(one)
+            same.append(table)
     return [
-        replace(group[0], rows=pa.concat_tables([one.rows for one in group]).unify_dictionaries())
+        replace(group[0], rows=pa.concat_tables([table.rows for table in group]).unify_dictionaries())
         for group in groups
     ]
 
 
-def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
-    same = one.schema_id == other.schema_id and one.table == other.table
-    return same and one.rows.schema.equals(other.rows.schema)
+def _is_same(changes: ChangeTable, other: ChangeTable) -> bool:
+    same = changes.schema_id == other.schema_id and changes.table == other.table
+    return same and changes.rows.schema.equals(other.rows.schema)
 
 
 def _reduced(
@@ -432,7 +438,7 @@ def _reduced(
     plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
-        tables = joined_tables([_without_nulls(one, plan) for one in tables])
+        tables = joined_tables([_without_nulls(table, plan) for table in tables])
     order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
     reduction = reduce_tables(
         tables,
@@ -444,7 +450,7 @@ def _reduced(
     )
     if only is not None:
         reduction = only.rows(reduction)
-    return reduction, [_reduced_rows(one, plan, schema) for one in reduction.tables]
+    return reduction, [_reduced_rows(table, plan, schema) for table in reduction.tables]
 
 
 def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
@@ -452,12 +458,12 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
     after = plan.rows.source_row(changes, changes.rows["after"].combine_chunks())
     names = [*plan.rows.value_sources.values()]
     flags = np.zeros((len(after), len(names)), np.bool_)
-    for at, name in enumerate(names):
-        flags[:, at] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
+    for number, name in enumerate(names):
+        flags[:, number] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
     flags[after.is_null().to_numpy(zero_copy_only=False)] = False
-    found = {"after": after, "unavailable": name_lists(flags, names)}
+    columns = {"after": after, "unavailable": name_lists(flags, names)}
     rows = changes.rows
-    for name, column in found.items():
+    for name, column in columns.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)
     return replace(changes, rows=rows)
 
@@ -468,27 +474,27 @@ def _logged(
     """Returns changes as rows of a change log in Kafka's order, one row per image of an event, and their
     counts.
     """
-    parts = [_log_rows(one, plan, schema) for one in tables]
+    parts = [_log_rows(table, plan, schema) for table in tables]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:
         numbers = pc.struct_field(rows["key"].combine_chunks(), [INDEX]).to_numpy()
         rows = rows.take(np.lexsort((numbers, rows["_offset"].to_numpy())))
     halves = int(pc.sum(rows["_half"]).as_py() or 0)
-    events = sum(one.rows.num_rows for one in tables)
+    events = sum(table.rows.num_rows for table in tables)
     reduction = Reduction((), events=events, upserts=rows.num_rows, deletes=0, halves=halves)
     return reduction, [rows] if rows.num_rows else []
 
 
 def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
-    found = log_rows(table, plan.rows, plan.decoder, keeps_values=plan.keeps_values)
-    event = table.rows.take(found.events)
+    logged_rows = log_rows(table, plan.rows, plan.decoder, keeps_values=plan.keeps_values)
+    event = table.rows.take(logged_rows.events)
     rows = {
-        "_op": pa.repeat(pa.scalar(UPSERT), len(found.old)),
-        "key": found.key,
-        "after": found.after,
+        "_op": pa.repeat(pa.scalar(UPSERT), len(logged_rows.old)),
+        "key": logged_rows.key,
+        "after": logged_rows.after,
         **_origin(event),
-        "_half": found.old,
-        **{f"_{mark}": lists for mark, lists in found.marks.items()},
+        "_half": logged_rows.old,
+        **{f"_{mark}": lists for mark, lists in logged_rows.marks.items()},
         "_detail": _warnings(event),
     }
     return pa.table(rows, schema=schema)
@@ -505,7 +511,7 @@ def _warnings(rows: pa.Table) -> pa.Array:
     if WARNING not in rows.column_names:
         return pa.nulls(rows.num_rows, _DETAIL)
     reasons = rows[WARNING].combine_chunks()
-    others = {one.name: pa.nulls(len(reasons), one.type) for one in _DETAIL}
+    others = {field.name: pa.nulls(len(reasons), field.type) for field in _DETAIL}
     arrays = [reasons if name == "reason" else column for name, column in others.items()]
     return pa.StructArray.from_arrays(arrays, fields=list(_DETAIL), mask=reasons.is_null())
 
@@ -514,7 +520,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
     """Returns the rows of a reduction in the columns of the reduced frame."""
     rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
-    found = {
+    columns = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
         "key": rows.key(table.rows["key"].combine_chunks()),
         "after": rows.row(
@@ -529,11 +535,11 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
         "_detail": _warnings(table.rows),
     }
     if plan.keeps_values:
-        found["_kept"] = rows.names(table.rows["unavailable"].combine_chunks())
-        found["_after_delete"] = table.rows["after_delete"].combine_chunks()
+        columns["_kept"] = rows.names(table.rows["unavailable"].combine_chunks())
+        columns["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
-        found["_seq"] = _sequence(table.rows, deleted)
-    return pa.table(found, schema=schema)
+        columns["_seq"] = _sequence(table.rows, deleted)
+    return pa.table(columns, schema=schema)
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
@@ -542,9 +548,9 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
     """
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
     offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
-    place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
-    members = [pa.ListArray.from_arrays(offsets, moments), pc.invert(deleted), *place]
-    members = [one.cast(kind.type) for one, kind in zip(members, _SEQUENCE, strict=True)]
+    columns = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
+    members = [pa.ListArray.from_arrays(offsets, moments), pc.invert(deleted), *columns]
+    members = [member.cast(kind.type) for member, kind in zip(members, _SEQUENCE, strict=True)]
     return pa.StructArray.from_arrays(members, fields=list(_SEQUENCE))
 
 
@@ -556,14 +562,14 @@ def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
-def _line(one: OtherRecord) -> dict[str, Any]:
+def _line(record: OtherRecord) -> dict[str, Any]:
     """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame."""
     return {
-        "_op": one.kind,
-        "_topic": one.topic,
-        "_partition": one.partition,
-        "_offset": one.offset,
-        "_commit_ts": one.commit_ts,
+        "_op": record.kind,
+        "_topic": record.topic,
+        "_partition": record.partition,
+        "_offset": record.offset,
+        "_commit_ts": record.commit_ts,
         "_half": False,
-        "_detail": {name: getattr(one, name) for name in _DETAIL.names},
+        "_detail": {name: getattr(record, name) for name in _DETAIL.names},
     }

@@ -147,7 +147,9 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
     current = definitions.get(table)
     if current is None:
         return None
-    readded = frozenset(fold_name(name) for known, name in definitions.readded() if known == table)
+    readded = frozenset(
+        fold_name(name) for readded_table, name in definitions.readded() if readded_table == table
+    )
     return TopicTable(
         current,
         definitions.dropped_columns(table),
@@ -245,11 +247,11 @@ class TopicDdl:
     def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
         """Returns the statements read so far that change existing rows of a table, in the topic's order."""
         rows = self._known.rows
-        known, found = self._about.get(table, (None, ()))
-        if known is not rows:
-            found = tuple(one for one in rows if one.concerns(table))
-            self._about[table] = rows, found
-        return found
+        previous, statements = self._about.get(table, (None, ()))
+        if previous is not rows:
+            statements = tuple(ddl for ddl in rows if ddl.concerns(table))
+            self._about[table] = rows, statements
+        return statements
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
         """Returns the warnings about a table from the DDL read so far.
@@ -283,16 +285,16 @@ class TopicDdl:
         with self._lock:
             return tuple(self._known.definitions)
 
-    def recall(self, found: TopicOffsets) -> None:
+    def recall(self, topic_offsets: TopicOffsets) -> None:
         """Loads the state of an earlier run from the state store, without reading the topic.
 
         Raises:
             StateStoreError: The state store does not answer.
         """
         with self._lock:
-            self._restore(found)
+            self._restore(topic_offsets)
 
-    def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
+    def scan(self, session: SparkSession, topic_offsets: TopicOffsets) -> bool:
         """Reads DDL up to partition 0's end. Returns True if a definition changed.
 
         Raises:
@@ -304,13 +306,13 @@ class TopicDdl:
             StateStoreError: The new state cannot be stored.
         """
         asked_at, _ = self._failed
-        if self._left(found) is None and not self._may_be_cut(found):
+        if self._left(topic_offsets) is None and not self._may_be_cut(topic_offsets):
             return False
         with self._reading:
             failures, error = self._failed
             if self._looks_again and self._ends_now is not None:
-                found = self._ends_now(found)
-            unread = self._behind_cut(found) or self._left(found)
+                topic_offsets = self._ends_now(topic_offsets)
+            unread = self._behind_cut(topic_offsets) or self._left(topic_offsets)
             if unread is None:
                 return False
             if error is not None and failures != asked_at:
@@ -318,12 +320,12 @@ class TopicDdl:
                 raise error
             while True:
                 page = self._read_or_fail(session, unread.part)
-                self._check_follows(found, unread.known.last, page.last)
-                unread = self._take(page, found.topic_id, unread)
+                self._check_follows(topic_offsets, unread.known.last, page.last)
+                unread = self._take(page, topic_offsets.topic_id, unread)
                 if unread.part.records <= 0:
                     return unread.changed
 
-    def rewind(self, found: TopicOffsets, offset: int) -> None:
+    def rewind(self, topic_offsets: TopicOffsets, offset: int) -> None:
         """Has DDL read again from ``offset``, to which a table is rewound.
 
         Statements that are already known are not recorded a second time.
@@ -332,13 +334,13 @@ class TopicDdl:
             StateStoreError: The new offset cannot be stored.
         """
         with self._reading, self._lock:
-            self._restore(found)
+            self._restore(topic_offsets)
             if offset < self._next:
-                known = self._known._replace(last=None)
-                self._save(self._topic_id or found.topic_id, known, offset)
-                self._known, self._next = known, offset
+                state = self._known._replace(last=None)
+                self._save(self._topic_id or topic_offsets.topic_id, state, offset)
+                self._known, self._next = state, offset
 
-    def define(self, found: TopicOffsets, statement: DdlStatement) -> None:
+    def define(self, topic_offsets: TopicOffsets, statement: DdlStatement) -> None:
         """Applies a CREATE TABLE that is not in the topic, as if it were the record before the next one.
 
         Raises:
@@ -346,20 +348,25 @@ class TopicDdl:
         """
         with self._reading:
             with self._lock:
-                self._restore(found)
-                end, known = self._next, self._known
+                self._restore(topic_offsets)
+                end, state = self._next, self._known
                 nothing = OffsetRange(self._topic, DDL_PARTITION, end, end)
-                topic_id = self._topic_id or found.topic_id
-            self._take(_Page([statement], end), topic_id, _Unread(nothing, known, known))
+                topic_id = self._topic_id or topic_offsets.topic_id
+            self._take(_Page([statement], end), topic_id, _Unread(nothing, state, state))
 
-    def _left(self, found: TopicOffsets) -> _Unread | None:
+    def _left(self, topic_offsets: TopicOffsets) -> _Unread | None:
         """Returns the part of partition 0 that is still to be read, or None if all of it was read."""
-        at = found.partitions.get(DDL_PARTITION)
+        partition_offsets = topic_offsets.partitions.get(DDL_PARTITION)
         with self._lock:
-            self._restore(found)
-            if at is None or at.latest <= self._next:
+            self._restore(topic_offsets)
+            if partition_offsets is None or partition_offsets.latest <= self._next:
                 return None
-            part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
+            part = OffsetRange(
+                self._topic,
+                DDL_PARTITION,
+                max(self._next, partition_offsets.earliest),
+                partition_offsets.latest,
+            )
             return _Unread(part, self._known, self._known)
 
     def _may_be_cut(self, found: TopicOffsets) -> bool:
@@ -369,7 +376,7 @@ class TopicDdl:
         last = self._known.last
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
-    def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
+    def _behind_cut(self, topic_offsets: TopicOffsets) -> _Unread | None:
         """Returns the range of partition 0 to read again if the partition's log was cut; None if it was not
         cut.
 
@@ -378,48 +385,53 @@ class TopicDdl:
             SourceError: The brokers refuse the request.
         """
         with self._lock:
-            self._restore(found)
-            known, next_offset = self._known, self._next
-        at, last = found.partitions.get(DDL_PARTITION), known.last
-        if at is None or last is None:
+            self._restore(topic_offsets)
+            state, next_offset = self._known, self._next
+        partition_offsets, last = topic_offsets.partitions.get(DDL_PARTITION), state.last
+        if partition_offsets is None or last is None:
             return None
-        cut = self._logs.cuts(found, {DDL_PARTITION: last}).get(DDL_PARTITION)
+        cut = self._logs.cuts(topic_offsets, {DDL_PARTITION: last}).get(DDL_PARTITION)
         if cut is not None:
             start = cut = min(cut, next_offset)
-        elif at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
+        elif (
+            partition_offsets.latest > last.offset
+            or topic_offsets.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch
+        ):
             return None
         else:
             # The log of the new leader ends before a record that was read from the previous leader. It is not
             # known from which offset on the records differ.
-            start, cut = 0, at.latest
-        held_ddl = known.newest is None or known.newest >= start
-        if held_ddl and at.earliest == 0:
+            start, cut = 0, partition_offsets.latest
+        held_ddl = state.newest is None or state.newest >= start
+        if held_ddl and partition_offsets.earliest == 0:
             start, learned = 0, _Known(TableDefinitions())
         elif held_ddl:
             # Retention deleted the beginning of the log, so definitions cannot be built again. They are kept.
             # Statements that change rows are kept up to the cut, because their offsets are known.
-            rows = tuple(one for one in known.rows if one.offset < cut)
-            learned = known._replace(rows=rows, last=None, newest=None)
+            rows = tuple(ddl for ddl in state.rows if ddl.offset < cut)
+            learned = state._replace(rows=rows, last=None, newest=None)
         else:
-            learned = known._replace(last=None)
-        start = max(start, at.earliest)
-        part = OffsetRange(self._topic, DDL_PARTITION, start, max(start, at.latest))
+            learned = state._replace(last=None)
+        start = max(start, partition_offsets.earliest)
+        part = OffsetRange(self._topic, DDL_PARTITION, start, max(start, partition_offsets.latest))
         _log.warning("DDL is read again, since the log was cut", topic=self._topic, cut=cut, start=start)
-        return _Unread(part, learned, known, cut=cut)
+        return _Unread(part, learned, state, cut=cut)
 
-    def _check_follows(self, found: TopicOffsets, known: LastRecord | None, read: LastRecord | None) -> None:
+    def _check_follows(
+        self, topic_offsets: TopicOffsets, previous: LastRecord | None, read: LastRecord | None
+    ) -> None:
         """Checks that the log of a page contains the records that were read before.
 
-        ``known``: the last record before the page. ``read``: the last record of the page.
+        ``previous``: the last record before the page. ``read``: the last record of the page.
 
         Raises:
             SourceError: The log was cut, and can never contain these records.
             SourceUnavailableError: A new leader was elected while the page was read. The page must be read
                 again.
         """
-        before, after = ({} if one is None else {DDL_PARTITION: one} for one in (known, read))
+        before, after = ({} if record is None else {DDL_PARTITION: record} for record in (previous, read))
         try:
-            self._looks_again = not self._logs.follows(found, before, after)
+            self._looks_again = not self._logs.follows(topic_offsets, before, after)
         except SourceError:
             # The tables stop until a person lets them continue. Then DDL is read again from the beginning,
             # without comparing leader epochs.
@@ -453,8 +465,8 @@ class TopicDdl:
         version = definitions.version
         new = applied(definitions, page.statements, self._topic)
         warnings = tuple(dict.fromkeys((*before.warnings, *new)))[-_MOST_WARNINGS:]
-        newest = max((one.offset for one in page.statements), default=-1)
-        known = _Known(
+        newest = max((statement.offset for statement in page.statements), default=-1)
+        state = _Known(
             definitions,
             warnings,
             with_rows(before.rows, page.statements),
@@ -466,9 +478,9 @@ class TopicDdl:
             if left.records > 0:
                 # A state without the DDL of the remaining pages is neither used nor stored. After a restart
                 # the cut is detected again.
-                return unread._replace(part=left, known=known)
-            lost = _lost(unread.stands, known, unread.cut)
-            known = known._replace(warnings=(*warnings, *lost)[-_MOST_WARNINGS:])
+                return unread._replace(part=left, known=state)
+            lost = _lost(unread.stands, state, unread.cut)
+            state = state._replace(warnings=(*warnings, *lost)[-_MOST_WARNINGS:])
         with self._lock:
             if self._known.definitions is not unread.stands.definitions:
                 raise SourceUnavailableError(
@@ -477,55 +489,55 @@ class TopicDdl:
                     topic=self._topic,
                 )
             # Stored before it is used: if storing fails, the next scan begins at the same offset.
-            self._save(topic_id, known, page.end)
-            self._known, self._next = known, page.end
-        for warning in known.warnings:
+            self._save(topic_id, state, page.end)
+            self._known, self._next = state, page.end
+        for warning in state.warnings:
             if warning not in unread.stands.warnings:
                 _log.warning("DDL to check", topic=self._topic, warning=warning.text)
         changed = unread.changed or unread.cut is not None or definitions.version != version
-        return _Unread(left, known, known, changed=changed)
+        return _Unread(left, state, state, changed=changed)
 
-    def _restore(self, found: TopicOffsets) -> None:
-        if self._topic_id is not None and not is_other_topic(self._topic_id, found.topic_id):
-            self._topic_id = found.topic_id or self._topic_id
+    def _restore(self, topic_offsets: TopicOffsets) -> None:
+        if self._topic_id is not None and not is_other_topic(self._topic_id, topic_offsets.topic_id):
+            self._topic_id = topic_offsets.topic_id or self._topic_id
             return
-        kept: Any = self._store.load_document(_KIND, self._name)
-        self._topic_id, self._next, self._known = found.topic_id, 0, _Known(TableDefinitions())
-        if kept is None or is_other_topic(kept["topic_id"], found.topic_id):
+        document: Any = self._store.load_document(_KIND, self._name)
+        self._topic_id, self._next, self._known = topic_offsets.topic_id, 0, _Known(TableDefinitions())
+        if document is None or is_other_topic(document["topic_id"], topic_offsets.topic_id):
             return
-        self._topic_id = found.topic_id or kept["topic_id"]
-        if kept.get("timed") or self._is_cut(found):
-            self._next = int(kept["next_offset"])
+        self._topic_id = topic_offsets.topic_id or document["topic_id"]
+        if document.get("timed") or self._is_cut(topic_offsets):
+            self._next = int(document["next_offset"])
             self._known = _Known(
-                TableDefinitions.from_json(kept["definitions"]),
-                tuple(_warning(*one) for one in kept.get("warnings", ())),
+                TableDefinitions.from_json(document["definitions"]),
+                tuple(_warning(*warning) for warning in document.get("warnings", ())),
                 # Earlier versions did not store statements that change rows. These statements stay ignored.
-                tuple(row_ddl_of(*one) for one in kept.get("rows", ())),
-                LastRecord(*kept["last"]) if kept.get("last") else None,
-                kept.get("newest"),
+                tuple(row_ddl_of(*ddl) for ddl in document.get("rows", ())),
+                LastRecord(*document["last"]) if document.get("last") else None,
+                document.get("newest"),
             )
 
     @staticmethod
-    def _is_cut(found: TopicOffsets) -> bool:
+    def _is_cut(topic_offsets: TopicOffsets) -> bool:
         """Returns True if retention has deleted DDL events of the topic.
 
         The table definitions can then no longer be built from the topic. So the stored ones are used, even if
         an earlier version stored them without the times from which they are in effect.
         """
-        at = found.partitions.get(DDL_PARTITION)
-        return at is not None and at.earliest > 0
+        partition_offsets = topic_offsets.partitions.get(DDL_PARTITION)
+        return partition_offsets is not None and partition_offsets.earliest > 0
 
-    def _save(self, topic_id: str, known: _Known, next_offset: int) -> None:
+    def _save(self, topic_id: str, state: _Known, next_offset: int) -> None:
         document = {
             "topic_id": topic_id,
             "next_offset": next_offset,
             # Earlier versions did not store the time from which a definition is in effect.
             "timed": True,
-            "definitions": known.definitions.to_json(),
-            "warnings": [list(warning) for warning in known.warnings],
-            "rows": [list(one) for one in known.rows],
-            "last": known.last,
-            "newest": known.newest,
+            "definitions": state.definitions.to_json(),
+            "warnings": [list(warning) for warning in state.warnings],
+            "rows": [list(ddl) for ddl in state.rows],
+            "last": state.last,
+            "newest": state.newest,
         }
         self._store.save_document(_KIND, self._name, document)
 
@@ -536,12 +548,12 @@ class TopicDdl:
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
-        for found, record in self._marked(session, part):
-            statements += filter(None, map(_statement, found.values, found.offsets, found.times))
+        for marked, record in self._marked(session, part):
+            statements += filter(None, map(_statement, marked.values, marked.offsets, marked.times))
             last = record or last
-            if found.end is not None:
+            if marked.end is not None:
                 # This task stopped before the end of its part, so the results of later tasks are not used.
-                return _Page(statements, found.end, last)
+                return _Page(statements, marked.end, last)
         return _Page(statements, part.end, last)
 
     def _marked(self, session: SparkSession, part: OffsetRange) -> list[tuple[MarkedDdl, LastRecord | None]]:
@@ -564,9 +576,9 @@ def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[Ma
                 last.append(record)
             yield batch
 
-    found = marked_ddl(most_bytes, noted())
-    before = [one for one in last if found.end is None or one.offset < found.end]
-    return found, before[-1] if before else None
+    marked = marked_ddl(most_bytes, noted())
+    before = [candidate for candidate in last if marked.end is None or candidate.offset < marked.end]
+    return marked, before[-1] if before else None
 
 
 _LOST: Final = (
@@ -575,23 +587,23 @@ _LOST: Final = (
 )
 
 
-def _lost(known: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
+def _lost(state: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
     """Yields warnings about DDL that was lost when the log was cut.
 
     One warning is for all tables, if any DDL was after the cut. The others are for tables whose rows a lost
     statement changed.
 
     Args:
-        known: The state before the log was read again.
+        state: The state before the log was read again.
         again: The state after it was read again.
         cut: The offset of the cut, or a higher offset.
     """
-    text, there = _LOST.format(cut), {(one.table, one.kind, one.at) for one in again.rows}
-    if known.newest is not None and known.newest >= cut:
+    text, there = _LOST.format(cut), {(ddl.table, ddl.kind, ddl.at) for ddl in again.rows}
+    if state.newest is not None and state.newest >= cut:
         yield DdlWarning(text)
-    for one in known.rows:
-        if (one.table, one.kind, one.at) not in there:
-            yield DdlWarning(f"{text} Statement: {one.statement[:_SHOWN_SQL]}", one.table)
+    for ddl in state.rows:
+        if (ddl.table, ddl.kind, ddl.at) not in there:
+            yield DdlWarning(f"{text} Statement: {ddl.statement[:_SHOWN_SQL]}", ddl.table)
 
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
@@ -603,36 +615,36 @@ def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
     return RowDdl(TableId(*table), kind, *parts)
 
 
-def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
+def with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
     """Returns the known statements that change existing rows, together with such statements among the new
     ones.
 
     If a statement was sent twice, only its first record counts.
     """
-    found = {(one.table, one.kind, one.at): one for one in known}
+    merged = {(ddl.table, ddl.kind, ddl.at): ddl for ddl in previous}
     for statement in statements:
         for change in _row_changes(statement):
-            one = RowDdl.of(
+            ddl = RowDdl.of(
                 change,
                 statement.sql,
                 moment=statement.since,
                 offset=statement.offset,
                 odd_time=statement.odd_time,
             )
-            found.setdefault((one.table, one.kind, one.at), one)
-    return newest_row_ddl(found.values())
+            merged.setdefault((ddl.table, ddl.kind, ddl.at), ddl)
+    return newest_row_ddl(merged.values())
 
 
-def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
+def newest_row_ddl(statements: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
     """Returns the newest of the statements that change rows: at most 50 per table and kind, and 5000 in
     total.
     """
-    count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
-    for one in reversed([*found]):
-        count[one.table, one.kind] += 1
-        if count[one.table, one.kind] <= _MOST_ROW_DDL:
-            kept.append(one)
-    return tuple(reversed(kept[:_MOST_OF_ALL_NAMES]))
+    count, newest = Counter[tuple[TableId, str]](), list[RowDdl]()
+    for ddl in reversed([*statements]):
+        count[ddl.table, ddl.kind] += 1
+        if count[ddl.table, ddl.kind] <= _MOST_ROW_DDL:
+            newest.append(ddl)
+    return tuple(reversed(newest[:_MOST_OF_ALL_NAMES]))
 
 
 def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
@@ -661,9 +673,13 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         for table, old, new in renamed_columns(statement.sql, statement.database):
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
-            named = [table] if table.schema else [one for one in definitions if named_by(table, one)]
-            known = [definitions.get(one) for one in named]
-            if not known or not all(one is not None and one.handle_columns for one in known):
+            named = (
+                [table]
+                if table.schema
+                else [table_id for table_id in definitions if named_by(table, table_id)]
+            )
+            schemas = [definitions.get(table_id) for table_id in named]
+            if not schemas or not all(schema is not None and schema.handle_columns for schema in schemas):
                 yield DdlWarning(_REKEYED, table)
         altered = altered_tables(statement.sql, statement.database)
         if statement.odd_time:
@@ -710,11 +726,11 @@ def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[
     """Yields a warning for each column whose new type cannot hold all values of the old type."""
     if before is None or now is None:
         return
-    known = {column.column_id: column for column in before.columns}
+    previous_columns = {column.column_id: column for column in before.columns}
     for column in now.columns:
-        was = known.get(column.column_id)
+        was = previous_columns.get(column.column_id)
         if was is not None and may_change_values(column.type, was.type):
-            words = (one.type.sql or one.type.name for one in (was, column))
+            words = (version.type.sql or version.type.name for version in (was, column))
             yield DdlWarning(_CONVERTED.format(column.name, *words), now.table)
 
 
@@ -758,10 +774,10 @@ def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlSta
     if not isinstance(sql, str):
         return None
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
-    said = commit_ts if type(commit_ts) is int else None
-    since = ddl_moment(said, es, sent)
+    valid_commit_ts = commit_ts if type(commit_ts) is int else None
+    since = ddl_moment(valid_commit_ts, es, sent)
     odd_time = "" if since is not None else _odd_time(commit_ts, es)
-    if since is None and sent and ddl_moment(said, es) is not None:
+    if since is None and sent and ddl_moment(valid_commit_ts, es) is not None:
         odd_time = f"{odd_time} of a record that was sent at {shown_time(sent)}"
     database, table = (name if isinstance(name, str) else "" for name in (database, table))
     return DdlStatement(database, sql, since, odd_time, table, offset)
@@ -808,8 +824,8 @@ class TopicTables:
         """
         with self._lock:
             if not self._loaded:
-                kept = self._store.load_document(_TABLES_KIND, self._name) or []
-                self._tables.update((TableId(*table), None) for table in kept)
+                stored = self._store.load_document(_TABLES_KIND, self._name) or []
+                self._tables.update((TableId(*table), None) for table in stored)
                 self._loaded = True
             return tuple(self._tables)
 
@@ -831,7 +847,7 @@ class TopicTables:
     def look(
         self,
         session: SparkSession,
-        found: TopicOffsets,
+        topic_offsets: TopicOffsets,
         *,
         goes_on: Callable[[], bool],
         read: Mapping[int, int] | None = None,
@@ -843,7 +859,7 @@ class TopicTables:
 
         Args:
             session: The Spark session.
-            found: The topic's current offsets.
+            topic_offsets: The topic's current offsets.
             goes_on: Returns False if the search should pause. The next call continues it.
             read: If no task reads the topic any longer: the offsets up to which tasks have read it. The rest
                 of the topic is searched up to its end. None: tasks still read the topic.
@@ -857,29 +873,31 @@ class TopicTables:
             ConfigError: No record names a table, because the records are compressed and the config does not
                 set the compression.
         """
-        for part in growing_parts(self._unlooked(found, read or {}), _FIRST_RECORDS):
+        for part in growing_parts(self._unlooked(topic_offsets, read or {}), _FIRST_RECORDS):
             if self.known() and read is None:
                 break
             self.census(session, part)
-            self._looked.update((one.partition, one.end) for one in part)
+            self._looked.update((offset_range.partition, offset_range.end) for offset_range in part)
             if not goes_on():
                 return False
         return True
 
-    def looked_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
+    def looked_up_to(self, topic_offsets: TopicOffsets) -> Mapping[int, int]:
         """Returns the offsets up to which ``look`` has searched the topic.
 
         All tables with earlier records are known.
         """
-        return dict(self._looked) if self._looked_at == found.topic_id else {}
+        return dict(self._looked) if self._looked_at == topic_offsets.topic_id else {}
 
-    def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
-        if is_other_topic(self._looked_at or found.topic_id, found.topic_id):
+    def _unlooked(self, topic_offsets: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
+        if is_other_topic(self._looked_at or topic_offsets.topic_id, topic_offsets.topic_id):
             self._looked = {}
-        self._looked_at = found.topic_id
-        ends = found.partitions.items()
-        starts = {n: max(at.earliest, self._looked.get(n, 0), read.get(n, 0)) for n, at in ends}
-        return [OffsetRange(self._topic, n, min(starts[n], at.latest), at.latest) for n, at in ends]
+        self._looked_at = topic_offsets.topic_id
+        ends = topic_offsets.partitions.items()
+        starts = {n: max(offsets.earliest, self._looked.get(n, 0), read.get(n, 0)) for n, offsets in ends}
+        return [
+            OffsetRange(self._topic, n, min(starts[n], offsets.latest), offsets.latest) for n, offsets in ends
+        ]
 
     def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
         """Adds every table that has a row in the ranges.
@@ -890,11 +908,11 @@ class TopicTables:
         if not any(part.records for part in ranges):
             return
         if sum(part.records for part in ranges) <= _FEW_RECORDS:
-            found = [census(self._source.read_here(ranges))]
+            answers = [census(self._source.read_here(ranges))]
         else:
-            found = self._source.ask(session, ranges, census)
-        tables = frozenset[TableId]().union(*(one.tables for one in found))
-        kind = next((one.compression for one in found if one.compression != "none"), "none")
+            answers = self._source.ask(session, ranges, census)
+        tables = frozenset[TableId]().union(*(answer.tables for answer in answers))
+        kind = next((answer.compression for answer in answers if answer.compression != "none"), "none")
         if kind != "none" and not (tables or self.known()):
             raise ConfigError(
                 f"No record names a table, and the records are compressed ({kind}). Set "

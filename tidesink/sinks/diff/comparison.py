@@ -159,12 +159,12 @@ class ComparedSides:
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns of the compared table."""
-        return tuple(one.name for one in self.columns if one.key)
+        return tuple(column.name for column in self.columns if column.key)
 
     @property
     def values(self) -> tuple[str, ...]:
         """Names of the columns that are not part of the key."""
-        return tuple(one.name for one in self.columns if not one.key)
+        return tuple(column.name for column in self.columns if not column.key)
 
 
 @dataclass
@@ -197,12 +197,12 @@ class TableComparison(ABC):
         keys = self.own.stored(lambda: compared(other.where("NOT bad"), self._target(sides)))
         counts = counts_of(keys)
         count = keys.where("NOT same").count()
-        found = TableDiff(self.own.table, *counts, unreadable=unreadable, not_compared=sides.not_compared)
+        result = TableDiff(self.own.table, *counts, unreadable=unreadable, not_compared=sides.not_compared)
         if not count:
-            return found
+            return result
         if not settled:
-            return replace(found, unsettled=count)
-        return self._settled(sides, found, keys, count)
+            return replace(result, unsettled=count)
+        return self._settled(sides, result, keys, count)
 
     def tell(self, what: str) -> None:
         """Send a progress message to the user."""
@@ -234,19 +234,19 @@ class TableComparison(ABC):
         ``candidates``: the keys that differed, with their digests. ``count``: their number.
         """
 
-    def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
+    def _settled(self, sides: ComparedSides, result: TableDiff, keys: DataFrame, count: int) -> TableDiff:
         """Compare differing keys again until it is certain which are different, and return the comparison's
         result.
 
-        ``found``: the result of the first look. ``keys``: all keys with the digests of both sides. ``count``:
-        number of keys that differed.
+        ``result``: the result of the first look. ``keys``: all keys with the digests of both sides.
+        ``count``: number of keys that differed.
         """
         from tidesink.sinks.spark.digests import candidates_of
 
         left, verdict = self._looked_again(sides, candidates_of(keys), count)
         return replace(
-            found,
-            equal=found.equal + count - sum(verdict),
+            result,
+            equal=result.equal + count - sum(verdict),
             different=verdict.different,
             only_at_source=verdict.only_at_source,
             only_at_target=verdict.only_at_target,
@@ -296,14 +296,14 @@ class TableComparison(ABC):
         """Yield the first differing keys, which a user is shown; pass all differing keys to ``keep``."""
         from tidesink.sinks.spark.digests import differing
 
-        found = differing(candidates, looks=self.looks)
-        rows = found.toLocalIterator() if self.keep else iter(found.limit(self.options.shown).collect())
+        frame = differing(candidates, looks=self.looks)
+        rows = frame.toLocalIterator() if self.keep else iter(frame.limit(self.options.shown).collect())
         for number, row in enumerate(rows):
-            one = _difference(sides, row)
+            difference = _difference(sides, row)
             if self.keep is not None:
-                self.keep(self.own.table, one)
+                self.keep(self.own.table, difference)
             if number < self.options.shown:
-                yield one
+                yield difference
 
 
 def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
@@ -314,9 +314,9 @@ def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str])
     """
     names, columns = tuple(reader.columns()), [column.name for column in plan.shape.columns]
     fold = folding(names, columns)
-    known = {*map(fold, (*columns, *named))}
+    expected = {*map(fold, (*columns, *named))}
     for name in names:
-        if fold(name) not in known and not fold_name(name).startswith(OWN_PREFIX):
+        if fold(name) not in expected and not fold_name(name).startswith(OWN_PREFIX):
             yield name
 
 
@@ -327,9 +327,9 @@ def _difference(sides: ComparedSides, row: Row) -> Difference:
         return Difference(kind, key)
     here, there = row["of_source"], row["of_target"]
     hashes = zip(sides.values, here["columns"], there["columns"], strict=True)
-    columns = tuple(name for name, one, other in hashes if one != other)
+    columns = tuple(name for name, source_hash, target_hash in hashes if source_hash != target_hash)
     if "texts" not in here:
         return Difference("different", key, columns)
     texts = zip(sides.values, here["texts"], there["texts"], strict=True)
-    values = {name: (one, other) for name, one, other in texts if name in columns}
+    values = {name: (source_text, target_text) for name, source_text, target_text in texts if name in columns}
     return Difference("different", key, columns, values)

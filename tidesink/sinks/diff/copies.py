@@ -55,11 +55,11 @@ class CopyComparison(TableComparison):
         plan, others = self.own.open(), self.other.open()
         mine, theirs = _held(self.own, plan), _held(self.other, others)
         self._check_keys(mine, theirs)
-        not_compared = [one.name for name, one in mine.items() if name not in theirs]
-        not_compared += [one.name for name, one in theirs.items() if name not in mine]
+        not_compared = [own_column.name for name, own_column in mine.items() if name not in theirs]
+        not_compared += [other_column.name for name, other_column in theirs.items() if name not in mine]
         for copy, its in ((self.own, plan), (self.other, others)):
             not_compared += at_target_alone(copy.reader, its, not_compared)
-        pairs = [_Pair(one, theirs[name]) for name, one in mine.items() if name in theirs]
+        pairs = [_Pair(own_column, theirs[name]) for name, own_column in mine.items() if name in theirs]
         chosen: list[tuple[_Pair, ComparedColumn]] = []
         for pair, column, kinds in self._typed(pairs):
             if column is not None:
@@ -79,7 +79,7 @@ class CopyComparison(TableComparison):
         return ComparedSides(own, columns, tuple(not_compared), limits, self._share())
 
     def _check_keys(self, mine: Mapping[str, TargetColumn], theirs: Mapping[str, TargetColumn]) -> None:
-        keys, other = ([name for name, one in held.items() if one.key] for held in (mine, theirs))
+        keys, other = ([name for name, column in held.items() if column.key] for held in (mine, theirs))
         if {*keys} != {*other}:
             raise self.own.refused(
                 f"Its key is ({', '.join(keys)}), but in pipeline {self.other.context.config.pipeline} its "
@@ -96,8 +96,10 @@ class CopyComparison(TableComparison):
         for pair, mine, its in zip(pairs, own, other, strict=True):
             kind = wider_ddl(mine.type, its.type)
             # If one side writes values of the type in its own way, both sides' texts are converted to it.
-            found = None if kind is None else mine._replace(type=kind, spelling=mine.spelling or its.spelling)
-            yield pair, found, f"{mine.type} and {its.type}"
+            column = (
+                None if kind is None else mine._replace(type=kind, spelling=mine.spelling or its.spelling)
+            )
+            yield pair, column, f"{mine.type} and {its.type}"
 
     def _shard_of(self, plan: DecodePlan) -> Iterator[tuple[_Pair, ComparedColumn]]:
         """Yield the target's shard column, if it has one. It is part of the key, and the same in all rows."""
@@ -118,8 +120,10 @@ class CopyComparison(TableComparison):
         """
         from tidesink.sinks.spark.digests import Limit
 
-        shape, types = plan.rows.shape, {one.name: one.type for one in columns}
-        keys = {shape.by_name[name].name: shape.by_name[name].type for name, one in mine.items() if one.key}
+        shape, types = plan.rows.shape, {column.name: column.type for column in columns}
+        keys = {
+            shape.by_name[name].name: shape.by_name[name].type for name, column in mine.items() if column.key
+        }
         for bound in checked_bounds(self.options.where, StoredTable(keys, tuple(keys), 0, 0)):
             name = mine[shape.fold(bound.column)].name
             if not is_ranged(keys[bound.column], types[name], bound.text):
@@ -134,15 +138,15 @@ class CopyComparison(TableComparison):
         if self.options.sample is None:
             return 1.0
         return self.options.share_of(
-            self.own.reader.rows([one.own for one in self.pairs if one.own.key]).count()
+            self.own.reader.rows([pair.own for pair in self.pairs if pair.own.key]).count()
         )
 
     def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
         settled = self._both_applied()
         self.tell(f"{self.own.table}: reading {self.other.context.config.pipeline}")
-        found = self._kept(lambda: self._other(sides))
-        fit_shuffle(self.own.reader.session, found.count())
-        return found, settled
+        rows = self._kept(lambda: self._other(sides))
+        fit_shuffle(self.own.reader.session, rows.count())
+        return rows, settled
 
     def _both_applied(self) -> bool:
         """Wait until both copies have applied all records that their topics have now, and return True.
@@ -163,15 +167,15 @@ class CopyComparison(TableComparison):
         """Return a frame with the digests of the copy's rows, which are in the other pipeline's target."""
         from tidesink.sinks.spark.digests import ODD, digests, sampled, within
 
-        asked = [one.other for one in self.pairs if one.other is not None]
+        asked = [pair.other for pair in self.pairs if pair.other is not None]
         rows = self.other.reader.compared_rows(asked)
         values = [
-            quote_text(self.shard) if one.other is None else quoted(one.other.name) for one in self.pairs
+            quote_text(self.shard) if pair.other is None else quoted(pair.other.name) for pair in self.pairs
         ]
         if ODD in rows.columns:
             odd = (
-                "CAST(NULL AS STRING)" if one.other is None else f"{ODD}[{asked.index(one.other)}]"
-                for one in self.pairs
+                "CAST(NULL AS STRING)" if pair.other is None else f"{ODD}[{asked.index(pair.other)}]"
+                for pair in self.pairs
             )
             values.append(f"array({', '.join(odd)}) AS {ODD}")
         rows = within(rows.selectExpr(*values), sides.columns, sides.limits)

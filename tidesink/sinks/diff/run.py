@@ -97,16 +97,16 @@ def diff(
         cut = None if options.cut is None else _cut(contexts[0], options.cut, tell)
         raise_on_interrupt()
         for table in tables:
-            with ExitStack() as kept:
-                comparison = _comparison(contexts, cut, table, kept, tell, options, keep)
+            with ExitStack() as stack:
+                comparison = _comparison(contexts, cut, table, stack, tell, options, keep)
                 try:
-                    found = comparison.run()
+                    result = comparison.run()
                 except TidesinkError as error:
                     # An error that may pass, such as an outage, does not make the table incomparable.
                     if not goes_on or error.remedy not in ("fix", "stop", "reject"):
                         raise
-                    found = TableDiff(table, refused=error.message.removeprefix(REFUSED))
-                yield found
+                    result = TableDiff(table, refused=error.message.removeprefix(REFUSED))
+                yield result
 
 
 def _cut(context: WorkerContext, choose: ChooseCut, tell: Tell) -> tuple[CutLog, Cut]:
@@ -126,7 +126,7 @@ def _comparison(
     contexts: Sequence[WorkerContext],
     cut: tuple[CutLog, Cut] | None,
     table: TableId,
-    kept: ExitStack,
+    stack: ExitStack,
     tell: Tell,
     options: DiffOptions,
     keep: Keep | None,
@@ -137,10 +137,10 @@ def _comparison(
     compares the table with its copy in the second pipeline.
     """
     if cut is not None:
-        log, found = cut
-        then = CutCopy(contexts[0], table, kept, tell, log=log, cut=found)
-        return CutComparison(then, replace(options, lag=0), keep, as_of=found.commit_ts)
-    copies = [TableCopy(one, table, kept, tell, options.waits, options.patience) for one in contexts]
+        log, chosen = cut
+        then = CutCopy(contexts[0], table, stack, tell, log=log, cut=chosen)
+        return CutComparison(then, replace(options, lag=0), keep, as_of=chosen.commit_ts)
+    copies = [TableCopy(context, table, stack, tell, options.waits, options.patience) for context in contexts]
     if len(copies) == 1:
         return SourceComparison(copies[0], options, keep)
     own, other = copies
@@ -153,9 +153,11 @@ def _contexts(config: Config, against: Config | None, opened: ExitStack) -> list
     if against is not None:
         opened.enter_context(session_of(config, against))
     configs = (config,) if against is None else (config, against)
-    contexts = (opened.enter_context(assembled(one, (), StopFlag())) for one in configs)
+    contexts = (
+        opened.enter_context(assembled(pipeline_config, (), StopFlag())) for pipeline_config in configs
+    )
     # Only workers may send heartbeats.
-    return [replace(one, listeners=Listeners(())) for one in contexts]
+    return [replace(context, listeners=Listeners(())) for context in contexts]
 
 
 @dataclass
@@ -170,13 +172,13 @@ class SourceComparison(TableComparison):
     by_key: bool = field(default=True, init=False)
 
     def _opened(self) -> ComparedSides:
-        found = self.own.open()
+        plan = self.own.open()
         with open_source_database(self.own.context.config, as_of=self.as_of) as database:
             self.stored = database.table(self.own.table)
-        self.plan, gap = source_plan(found, self.stored)
+        self.plan, gap = source_plan(plan, self.stored)
         fit_shuffle(self.own.reader.session, self.stored.rows)
         assert isinstance(self.plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-        read = {one.recorded.name for one in self.plan.decoder.columns}
+        read = {source_column.recorded.name for source_column in self.plan.decoder.columns}
         names = tuple(self.own.reader.columns())
         fold = folding(names, (column.name for column in self.plan.shape.columns))
         present = {*map(fold, names)}
@@ -210,9 +212,9 @@ class SourceComparison(TableComparison):
         from tidesink.sinks.spark.digests import digests, once, sampled, within
 
         task, reader = self._source_task(sides, wanted, count)
-        found = unpacked_ranges(self.own.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
-        values = (f"after.{quoted(one.name)}" for one in sides.shape_columns)
-        named = found.selectExpr(*values, "_op = 'bad' AS bad")
+        frame = unpacked_ranges(self.own.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
+        values = (f"after.{quoted(column.name)}" for column in sides.shape_columns)
+        named = frame.selectExpr(*values, "_op = 'bad' AS bad")
         # The rows are filtered once more, as the target's are. The source's query may count an invalid date
         # such as 0000-00-00 as within the bounds, and the target stores it as NULL.
         named = within(named, sides.columns, sides.limits)
@@ -231,19 +233,19 @@ class SourceComparison(TableComparison):
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
         columns = key_columns(plan, stored.key, key_types(sides.columns)) if asked else None
         keys = WantedKeys(columns, wanted) if wanted is not None and columns is not None else None
-        where = tuple(one.bound for one in sides.limits)
+        where = tuple(limit.bound for limit in sides.limits)
         ranges = partial(all_ranges, config, self.own.table, stored, where, as_of=self.as_of)
         topic = self.own.topic
         return source_task(config, plan, stored, topic, wanted=keys, ranges=ranges, as_of=self.as_of)
 
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
         self._await_visible()
-        found = self._source_again(sides, candidates, count)
+        rows = self._source_again(sides, candidates, count)
         self._confirm_order()
-        if found.isEmpty():
-            return found, True
+        if rows.isEmpty():
+            return rows, True
         time.sleep(self.options.lag)
-        return found, self.own.await_applied(self.own.ends())
+        return rows, self.own.await_applied(self.own.ends())
 
     def _await_visible(self) -> None:
         """Wait until queries of the source show all changes that are in Kafka now.
@@ -309,9 +311,9 @@ class CutCopy(TableCopy):
     def _reader(self, plan: DecodePlan) -> TableReader:
         from tidesink.sinks.targets.lake.cuts import CutReader
 
-        for one in self.cut.tables:
-            if one.table == self.table:
-                return CutReader(self.log, one, plan.shape)
+        for cut_table in self.cut.tables:
+            if cut_table.table == self.table:
+                return CutReader(self.log, cut_table, plan.shape)
         raise self.refused(
             f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut with the table."
         )

@@ -107,8 +107,8 @@ class ConnectorCheckpoints:
         with translated_kafka_errors():
             if self._consumer is None:
                 self._begin()
-            while found := self._consumer.consume(_RECORDS, timeout=1.0 if self._unread else 0.0):
-                errors = [error for one in found if (error := self._take(one)) is not None]
+            while messages := self._consumer.consume(_RECORDS, timeout=1.0 if self._unread else 0.0):
+                errors = [error for message in messages if (error := self._take(message)) is not None]
                 if errors:
                     raise KafkaException(errors[0])
         if self._unread:
@@ -123,8 +123,8 @@ class ConnectorCheckpoints:
                 "and without a value).",
                 topic=self._topic,
             )
-        said = next(iter(self._found.values()), self._absent)
-        self.newest, self.reason = (None, said) if isinstance(said, str) else (said, "")
+        result = next(iter(self._found.values()), self._absent)
+        self.newest, self.reason = (None, result) if isinstance(result, str) else (result, "")
 
     def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
         """Returns the current end offset of each partition, by topic. Records of open transactions are
@@ -134,25 +134,25 @@ class ConnectorCheckpoints:
             SourceError: The end of a partition cannot be read.
         """
         asked = [TopicPartition(name, n, _LATEST) for name, numbers in partitions.items() for n in numbers]
-        found: dict[str, dict[int, int]] = {name: {} for name in partitions}
+        offsets: dict[str, dict[int, int]] = {name: {} for name in partitions}
         if not asked:
-            return found
+            return offsets
         with translated_kafka_errors():
             if self._asks is None:
                 self._asks = open_client(Consumer, self._properties(), _ENDS)
             # Refreshes the partitions and leaders that the consumer uses.
             self._asks.list_topics(timeout=TIMEOUT_SECONDS)
-            for at in self._asks.offsets_for_times(asked, timeout=TIMEOUT_SECONDS):
-                if at.error is not None:
-                    raise KafkaException(at.error)
-                found[at.topic][at.partition] = at.offset
-        return found
+            for answer in self._asks.offsets_for_times(asked, timeout=TIMEOUT_SECONDS):
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+                offsets[answer.topic][answer.partition] = answer.offset
+        return offsets
 
     def close(self) -> None:
         """Close the clients."""
-        for one in (self._consumer, self._asks):
-            if one is not None:
-                one.close()
+        for client in (self._consumer, self._asks):
+            if client is not None:
+                client.close()
         self._consumer = self._asks = None
 
     def _begin(self) -> None:
@@ -191,29 +191,29 @@ class ConnectorCheckpoints:
         key = message.key()
         if not self._is_own(key):
             return None
-        found = _offset(message.value())
-        if found is None:
+        offset = _offset(message.value())
+        if offset is None:
             self._found.pop(key, None)
             self._absent = "The connector's offset was removed."
             return None
-        said = read_checkpoint(found)
-        if isinstance(said, Checkpoint) and not said.time:
+        checkpoint = read_checkpoint(offset)
+        if isinstance(checkpoint, Checkpoint) and not checkpoint.time:
             # A connector's offset from before its first event has no time of the source database.
-            said = said._replace(time=message.timestamp()[1] / 1000)
-        self._found[key] = said
+            checkpoint = checkpoint._replace(time=message.timestamp()[1] / 1000)
+        self._found[key] = checkpoint
         return None
 
     def _is_own(self, key: bytes | None) -> bool:
         try:
-            found = json.loads(key or b"null")
+            parsed = json.loads(key or b"null")
         except ValueError:
             return False
-        return isinstance(found, list) and len(found) == 2 and found[0] == self._connector
+        return isinstance(parsed, list) and len(parsed) == 2 and parsed[0] == self._connector
 
 
 def _offset(value: bytes | None) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(value or b"null")
+        offset = json.loads(value or b"null")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return offset if isinstance(offset, dict) else None

@@ -105,7 +105,7 @@ def digest_of(progress: TopicProgress) -> str:
 
     A person who accepts the missing deletes accepts them for this progress only.
     """
-    offsets = sorted((number, at.next_offset) for number, at in progress.partitions.items())
+    offsets = sorted((number, partition.next_offset) for number, partition in progress.partitions.items())
     return sha256(f"deletes {progress.topic_id} {offsets}".encode()).hexdigest()[:16]
 
 
@@ -129,16 +129,18 @@ class CaughtUp:
         """
         self.time, self.batch = now, batch
 
-    def see(self, ends: Mapping[int, int], known: Mapping[int, int], *, batch: int, now: float) -> None:
+    def see(
+        self, ends: Mapping[int, int], next_offsets: Mapping[int, int], *, batch: int, now: float
+    ) -> None:
         """Compare the table's progress with the topic's end offsets, and move the moment if the table reached
         them.
 
-        ``ends``: end offset of each partition at ``now``, in seconds since 1970. ``known``: the table's next
-        offset of each partition. ``batch``: number of the table's last batch.
+        ``ends``: end offset of each partition at ``now``, in seconds since 1970. ``next_offsets``: the
+        table's next offset of each partition. ``batch``: number of the table's last batch.
         """
-        if self._mark is not None and _reached(self._mark[1], known):
+        if self._mark is not None and _reached(self._mark[1], next_offsets):
             self.time, self.batch, self._mark = self._mark[0], batch, None
-        if _reached(ends, known):
+        if _reached(ends, next_offsets):
             self.time, self.batch = now, batch
         elif self._mark is None:
             self._mark = now, ends
@@ -163,12 +165,12 @@ class CaughtUp:
     @classmethod
     def known(cls, details: Mapping[str, Any]) -> CaughtUp:
         """Restore the moment from the details of a table's status."""
-        found = details.get(_DETAIL)
-        return cls() if found is None else cls(found["time"], found["batch"], found["time"])
+        stored = details.get(_DETAIL)
+        return cls() if stored is None else cls(stored["time"], stored["batch"], stored["time"])
 
 
 _DETAIL: Final = "caught-up"
 
 
-def _reached(ends: Mapping[int, int], known: Mapping[int, int]) -> bool:
-    return all(known.get(number, 0) >= end for number, end in ends.items())
+def _reached(ends: Mapping[int, int], next_offsets: Mapping[int, int]) -> bool:
+    return all(next_offsets.get(number, 0) >= end for number, end in ends.items())

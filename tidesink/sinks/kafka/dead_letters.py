@@ -231,9 +231,9 @@ def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0)
 
 def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
     """Returns a mark's headers: ``still-bad`` if an error is passed, otherwise ``dealt-with``."""
-    place = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
+    location = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
     fault = {} if error is None else _exception(error, reason or "")
-    connect = {**place, "connector.name": letter.pipeline, **fault}
+    connect = {**location, "connector.name": letter.pipeline, **fault}
     kind = DEALT_WITH if error is None else STILL_BAD
     ours = {"kind": kind, "table": letter.table, "topic.id": letter.topic_id}
     return [*_spelt(CONNECT, connect), *_spelt(OURS, ours)]
@@ -246,29 +246,29 @@ def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
     same topic, and may even copy letters and add headers. ``at``: the record's offset in the dead letter
     topic.
     """
-    found = {name: index for index, (name, _) in enumerate(headers)}
-    if found.get(f"{OURS}kind", -1) < found.get(_FIRST_HEADER, 0):
+    indexes = {name: index for index, (name, _) in enumerate(headers)}
+    if indexes.get(f"{OURS}kind", -1) < indexes.get(_FIRST_HEADER, 0):
         return None  # Connect's headers come last, so this is a copy of a letter that Connect could not read
-    said = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
+    texts = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
 
     def text(name: str) -> str:
-        return said.get(f"{CONNECT}{name}", "")
+        return texts.get(f"{CONNECT}{name}", "")
 
     def number(name: str, most: int) -> int | None:
-        return _number(said.get(f"{OURS}{name}", ""), most)
+        return _number(texts.get(f"{OURS}{name}", ""), most)
 
-    kind, table = said[f"{OURS}kind"], said.get(f"{OURS}table", "")
+    kind, table = texts[f"{OURS}kind"], texts.get(f"{OURS}table", "")
     partition, offset = _number(text("partition"), _MOST_INT), _number(text("offset"), _MOST_LONG)
     if kind not in (LETTER, DEALT_WITH, STILL_BAD) or partition is None or offset is None:
         return None
     if not (text("connector.name") and table and text("topic")):
         return None
-    owner = text("connector.name"), table, said.get(f"{OURS}topic.id", "")
-    place = text("topic"), partition, offset
+    owner = text("connector.name"), table, texts.get(f"{OURS}topic.id", "")
+    location = text("topic"), partition, offset
     error = text("exception.class.name").removeprefix(_MODULE), text("exception.message")
     ids = number("value.schema.id", _MOST_INT), number("key.schema.id", _MOST_INT)
     batch = number("batch", _MOST_LONG) or 0, number("epoch", _MOST_LONG) or 0
-    letter = Letter(*owner, *place, *error, number("timestamp", _MOST_LONG), *ids, *batch, at)
+    letter = Letter(*owner, *location, *error, number("timestamp", _MOST_LONG), *ids, *batch, at)
     return kind, letter
 
 
@@ -277,8 +277,8 @@ def _number(text: str, most: int) -> int | None:
 
     Returns None if tidesink would not have written it so, or if it exceeds ``most``.
     """
-    found = int(text) if _DIGITS.fullmatch(text) else None
-    return found if found is not None and found <= most else None
+    number = int(text) if _DIGITS.fullmatch(text) else None
+    return number if number is not None and number <= most else None
 
 
 def original_headers(headers: Headers) -> Headers:
@@ -296,8 +296,8 @@ def _exception(error: str, reason: str) -> dict[str, str]:
     }
 
 
-def _spelt(prefix: str, said: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    for name, value in said.items():
+def _spelt(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    for name, value in values.items():
         yield f"{prefix}{name}", b"" if value is None else str(value).encode("utf-8", "replace")
 
 
@@ -467,16 +467,16 @@ def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
     A letter that was written several times is returned once, with the error of its newest mark. ``records``:
     kinds and letters of all records of the topic, in Kafka's order.
     """
-    found: dict[Identity, Letter] = {}
+    letters: dict[Identity, Letter] = {}
     for kind, letter in records:
-        first = found.get(letter.identity)
+        first = letters.get(letter.identity)
         if kind == LETTER:
-            found.setdefault(letter.identity, letter)
+            letters.setdefault(letter.identity, letter)
         elif kind == DEALT_WITH:
-            found.pop(letter.identity, None)
+            letters.pop(letter.identity, None)
         elif first is not None:
-            found[letter.identity] = first._replace(error=letter.error, reason=letter.reason)
-    return list(found.values())
+            letters[letter.identity] = first._replace(error=letter.error, reason=letter.reason)
+    return list(letters.values())
 
 
 def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
@@ -506,13 +506,13 @@ def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.Re
     rows: list[dict[str, Any]] = []
     held = 0
     for record in records_at(topic, offsets):
-        known = read_headers(record.headers() or (), record.offset())
-        if known is None:
+        parsed = read_headers(record.headers() or (), record.offset())
+        if parsed is None:
             continue  # the dead letter topic was recreated during the read, so the letter no longer exists
-        _, letter = known
+        _, letter = parsed
         own = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
-        place = letter.topic, letter.partition, letter.offset, letter.time
-        values = (*place, record.key(), record.value(), own or None)
+        location = letter.topic, letter.partition, letter.offset, letter.time
+        values = (*location, record.key(), record.value(), own or None)
         rows.append(dict(zip(RECORD_SCHEMA.names, values, strict=True)))
         held += len(record.key() or b"") + len(record.value() or b"")
         if len(rows) >= _ROWS_A_BATCH or held >= _BYTES_A_BATCH:
@@ -636,19 +636,19 @@ class DeadLetters:
         if not _Admin(self.topic).is_there():
             return []
         records = (read_headers(record.headers() or (), record.offset()) for record in scan(self.topic))
-        found = live_letters(
-            known
-            for known in records
-            if known and known[1].pipeline == chosen.pipeline and chosen.table in (None, known[1].table)
+        live = live_letters(
+            parsed
+            for parsed in records
+            if parsed and parsed[1].pipeline == chosen.pipeline and chosen.table in (None, parsed[1].table)
         )
-        return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
+        return [letter for letter in live if chosen.fits(letter, kind=letter.error)]
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
         """Returns the selected letters grouped by table, topic, topic id, partition and error."""
         parts: dict[tuple[str, str, str, int, str], list[Letter]] = {}
-        for one in self.letters(chosen):
-            place = one.table, one.topic, one.topic_id, one.partition, one.error
-            parts.setdefault(place, []).append(one)
+        for letter in self.letters(chosen):
+            key = letter.table, letter.topic, letter.topic_id, letter.partition, letter.error
+            parts.setdefault(key, []).append(letter)
         return tuple(_group(part) for _, part in sorted(parts.items()))
 
     def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
@@ -656,9 +656,13 @@ class DeadLetters:
 
         Each letter is a dict that also has the original record's key, value and headers.
         """
-        found = sorted(self.letters(chosen), key=lambda one: (one.table, *one.identity[3:]))[:limit]
-        records = {one.offset(): one for one in records_at(self.topic, {letter.at for letter in found})}
-        return tuple(_row(letter, records[letter.at]) for letter in found if letter.at in records)
+        letters = sorted(
+            self.letters(chosen), key=lambda live_letter: (live_letter.table, *live_letter.identity[3:])
+        )[:limit]
+        records = {
+            record.offset(): record for record in records_at(self.topic, {letter.at for letter in letters})
+        }
+        return tuple(_row(letter, records[letter.at]) for letter in letters if letter.at in records)
 
     def remove(self, chosen: Chosen) -> int:
         """Drop the selected letters by marking them as dealt with. Returns the number of dropped letters."""
@@ -674,7 +678,10 @@ class DeadLetters:
         mark with the new error, if the error differs from the known one. Results of records without a letter
         are ignored.
         """
-        letters = {one.identity: one for one in self.letters(Chosen(self.pipeline, str(table)))}
+        letters = {
+            live_letter.identity: live_letter
+            for live_letter in self.letters(Chosen(self.pipeline, str(table)))
+        }
         settled = 0
         with LetterWriter(self.topic) as writer:
             for topic_id, topic, partition, offset, error, reason in outcomes:
@@ -715,18 +722,20 @@ def moment(ms: int | None) -> datetime | None:
 
 
 def _group(part: Sequence[Letter]) -> RecordGroup:
-    one, offsets = part[0], [letter.offset for letter in part]
+    first, offsets = part[0], [letter.offset for letter in part]
     times = [time for time in (moment(letter.time) for letter in part) if time is not None]
     ends = min(offsets), max(offsets), min(times, default=None), max(times, default=None)
-    return RecordGroup(one.table, one.topic, one.partition, one.error, len(part), *ends, one.topic_id)
+    return RecordGroup(
+        first.table, first.topic, first.partition, first.error, len(part), *ends, first.topic_id
+    )
 
 
 def _row(letter: Letter, record: Any) -> dict[str, Any]:
     own = original_headers(record.headers() or ())
     shown = [[name, None if value is None else value.decode("utf-8", "replace")] for name, value in own]
-    known = {name: value for name, value in letter._asdict().items() if name != "at"}
+    fields = {name: value for name, value in letter._asdict().items() if name != "at"}
     bytes_ = {"key": record.key(), "value": record.value()}
-    return {**known, **bytes_, "time": moment(letter.time), "headers": shown}
+    return {**fields, **bytes_, "time": moment(letter.time), "headers": shown}
 
 
 class TopicState(NamedTuple):
@@ -821,13 +830,13 @@ class _Admin:
         """
         resource = ConfigResource(ResourceType.TOPIC, self._topic.name)
         try:
-            found = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+            settings = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except KafkaException as exc:
             if exc.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return
             with _translated(self._topic):
                 raise
-        policy = found["cleanup.policy"].value if "cleanup.policy" in found else "delete"
+        policy = settings["cleanup.policy"].value if "cleanup.policy" in settings else "delete"
         if "compact" in policy:
             raise SourceError(
                 f"The dead letter topic has cleanup.policy={policy}, which loses letters that have the same "

@@ -149,9 +149,9 @@ class _Consumers:
         """Returns an idle consumer with these properties, or a new one."""
         digest = _digest(properties)
         with self._lock:
-            for place, found in enumerate(reversed(self._idle), 1):
-                if found.digest == digest:
-                    return self._idle.pop(-place)
+            for position, consumer in enumerate(reversed(self._idle), 1):
+                if consumer.digest == digest:
+                    return self._idle.pop(-position)
         return OpenConsumer(digest, properties)
 
     def give_back(self, used: OpenConsumer) -> None:
@@ -167,8 +167,8 @@ class _Consumers:
 
     def after_fork(self) -> None:
         """Discard the consumers in a forked child process, which does not have librdkafka's threads."""
-        for one in self._idle:
-            one.leak()
+        for consumer in self._idle:
+            consumer.leak()
         self._lock, self._idle = threading.Lock(), []
 
 
@@ -312,10 +312,10 @@ class KafkaFetch:
 def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
     if wanted.topic_id is None:
         return
-    found = opened.topic_id(wanted.topic)
-    if found != wanted.topic_id:
+    topic_id = opened.topic_id(wanted.topic)
+    if topic_id != wanted.topic_id:
         raise SourceError(
-            f"The topic was deleted and recreated (its topic id is {found}, {wanted.topic_id} was "
+            f"The topic was deleted and recreated (its topic id is {topic_id}, {wanted.topic_id} was "
             "planned), so its offsets refer to other records now. The next batch plan reports what to do.",
             topic=wanted.topic,
             partition=wanted.partition,
@@ -340,21 +340,21 @@ def _joined(parts: list[bytes | None]) -> _Joined:
     try:
         data = b"".join(parts)  # type: ignore[arg-type]
     except TypeError:
-        present = np.fromiter((one is not None for one in parts), np.bool_, len(parts))
-        whole = [one or b"" for one in parts]
+        present = np.fromiter((part is not None for part in parts), np.bool_, len(parts))
+        whole = [part or b"" for part in parts]
         data = b"".join(whole)  # type: ignore[arg-type]
     return _Joined(data, np.fromiter(map(len, whole), np.int32, len(parts)), present)  # type: ignore[arg-type]
 
 
 def _bytes_column(parts: Sequence[_Joined]) -> pa.Array:
-    sizes = np.concatenate([one.sizes for one in parts])
+    sizes = np.concatenate([part.sizes for part in parts])
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     bitmap = None
-    if any(one.present is not None for one in parts):
-        masks = [np.ones(len(one.sizes), bool) if one.present is None else one.present for one in parts]
+    if any(part.present is not None for part in parts):
+        masks = [np.ones(len(part.sizes), bool) if part.present is None else part.present for part in parts]
         bitmap = pa.py_buffer(np.packbits(np.concatenate(masks), bitorder="little"))
-    data = pa.py_buffer(b"".join([one.data for one in parts]))
+    data = pa.py_buffer(b"".join([part.data for part in parts]))
     return pa.Array.from_buffers(_BYTES, len(sizes), [bitmap, pa.py_buffer(ends), data])
 
 
@@ -375,8 +375,8 @@ class _Part:
         self.values = _joined(list(map(Message.value, messages)))
         self.bytes = len(self.keys.data) + len(self.values.data)
         self.stamps = _stamps(messages) if wanted.timestamps else None
-        found = wanted.headers and any(map(Message.headers, messages))
-        self.headers: list[Any] | None = list(map(Message.headers, messages)) if found else None
+        has_headers = wanted.headers and any(map(Message.headers, messages))
+        self.headers: list[Any] | None = list(map(Message.headers, messages)) if has_headers else None
         self.epochs = _epochs(messages)
 
 
@@ -385,11 +385,11 @@ def _epochs(messages: Sequence[Message]) -> npt.NDArray[np.int32]:
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
     if first == last:  # epochs never decrease along a log
         return np.full(len(messages), _epoch(first), np.int32)
-    return np.fromiter((_epoch(one.leader_epoch()) for one in messages), np.int32, len(messages))
+    return np.fromiter((_epoch(message.leader_epoch()) for message in messages), np.int32, len(messages))
 
 
-def _epoch(found: int | None) -> int:
-    return -1 if found is None else found
+def _epoch(epoch: int | None) -> int:
+    return -1 if epoch is None else epoch
 
 
 def _stamps(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
@@ -437,8 +437,11 @@ def last_record(records: pa.RecordBatch) -> LastRecord | None:
 def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
     if all(part.headers is None for part in parts):
         return pa.nulls(count, HEADERS)
-    found = (one for part in parts for one in part.headers or [None] * part.count)
-    rows = [[{"key": name, "value": value} for name, value in one] if one else None for one in found]
+    header_lists = (headers for part in parts for headers in part.headers or [None] * part.count)
+    rows = [
+        [{"key": name, "value": value} for name, value in headers] if headers else None
+        for headers in header_lists
+    ]
     return pa.array(rows, HEADERS)
 
 
@@ -488,10 +491,12 @@ class _RangeReader:
         self._heard, self._error = time.monotonic(), None
         first, last = _offset(messages[0]), _offset(messages[-1])
         if first < self._next or last >= self._wanted.end or not self._is_ours(messages[0]):
-            messages = [one for one in messages if self._is_ours(one) and _offset(one) >= self._next]
+            messages = [
+                message for message in messages if self._is_ours(message) and _offset(message) >= self._next
+            ]
             last = _offset(messages[-1]) if messages else last
             self._complete = bool(messages) and last >= self._wanted.end
-            messages = [one for one in messages if _offset(one) < self._wanted.end]
+            messages = [message for message in messages if _offset(message) < self._wanted.end]
         if messages:
             self._next = _offset(messages[-1]) + 1
             if self._short_end is not None and self._next > self._short_end:
@@ -635,12 +640,12 @@ class _RangeReader:
         )
 
     def _watermarks(self) -> tuple[int | None, int | None]:
-        place = TopicPartition(self._wanted.topic, self._wanted.partition)
+        topic_partition = TopicPartition(self._wanted.topic, self._wanted.partition)
         try:
-            found = self._consumer.get_watermark_offsets(place, timeout=_WATERMARK_SECONDS)
+            watermarks = self._consumer.get_watermark_offsets(topic_partition, timeout=_WATERMARK_SECONDS)
         except KafkaException:
             return None, None
-        return found if found is not None else (None, None)
+        return watermarks if watermarks is not None else (None, None)
 
     def _failure(self, error: type[SourceError], text: str) -> SourceError:
         wanted = self._wanted
@@ -648,8 +653,8 @@ class _RangeReader:
 
 
 def _offset(message: Message) -> int:
-    found = message.offset()
-    return -1 if found is None else int(found)
+    offset = message.offset()
+    return -1 if offset is None else int(offset)
 
 
 # The consumer group is never joined, so errors of the group do not matter.

@@ -93,26 +93,26 @@ class LeaderEpochs:
         # the record.
         self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
-    def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
+    def last(self, topic_offsets: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
         """Returns, for each partition, the last record within 16 offsets before its end in ``ends``.
 
         If there is no such record, the first later record is returned. A partition without a record, or whose
-        record has no epoch, is absent. ``found``: the topic's current offsets.
+        record has no epoch, is absent. ``topic_offsets``: the topic's current offsets.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
             SourceUnavailableError: Not all partitions answer.
         """
-        parts = found.partitions
+        parts = topic_offsets.partitions
         starts = {n: max(parts[n].earliest, end - _BEHIND) for n, end in ends.items() if n in parts}
-        starts = {n: at for n, at in starts.items() if at < ends[n] <= parts[n].latest}
+        starts = {n: start for n, start in starts.items() if start < ends[n] <= parts[n].latest}
         if not starts:
             return {}
-        with self._look(found.topic) as look:
+        with self._look(topic_offsets.topic) as look:
             read = look.records(starts, {n: ends[n] - 1 for n in starts})
         return {n: record for n, record in read.items() if record is not None}
 
-    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
+    def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
         """Returns the offset at which the log was cut, for each partition that no longer has its known
         record.
 
@@ -123,38 +123,38 @@ class LeaderEpochs:
             SourceError: The brokers refuse the request, or the topic was deleted.
             SourceUnavailableError: Not all partitions answer.
         """
-        parts, epochs = found.partitions, found.leader_epochs
+        parts, epochs = topic_offsets.partitions, topic_offsets.leader_epochs
         there = {
             n: record
-            for n, record in known.items()
+            for n, record in known_records.items()
             if n in parts
             and parts[n].earliest <= record.offset < parts[n].latest
-            and not self._is_known(found, n, record)
+            and not self._is_known(topic_offsets, n, record)
         }
         if not there:
             return {}
-        with self._look(found.topic) as look:
+        with self._look(topic_offsets.topic) as look:
             read = look.records({n: record.offset for n, record in there.items()}, {})
             # Two different records at one offset have different epochs. If the offset has no record, the
             # leader is asked where the epoch ended.
-            gone = {n for n, now in read.items() if now is None or now.offset != there[n].offset}
-            cut = {n for n in there.keys() - gone if read[n] != there[n]}
-            cut |= look.ended({n: there[n] for n in gone})
+            missing = {n for n, now in read.items() if now is None or now.offset != there[n].offset}
+            cut = {n for n in there.keys() - missing if read[n] != there[n]}
+            cut |= look.ended({n: there[n] for n in missing})
             starts = {n: look.earliest(n) for n in cut}
             # Records that expired since the first request look as if they were cut.
             cut = {n for n in cut if starts[n] <= there[n].offset}
             found_cuts = {n: look.first_of_later_epochs(n, there[n], starts[n]) for n in cut}
         with self._lock:
             for n in there.keys() - cut:
-                self._there[found.topic, found.topic_id, n, there[n]] = epochs.get(n, -1)
+                self._there[topic_offsets.topic, topic_offsets.topic_id, n, there[n]] = epochs.get(n, -1)
             while len(self._there) > _MOST_KNOWN:
                 del self._there[next(iter(self._there))]
         return found_cuts
 
-    def _is_known(self, found: TopicOffsets, number: int, record: LastRecord) -> bool:
-        epoch = found.leader_epochs.get(number)
+    def _is_known(self, topic_offsets: TopicOffsets, number: int, record: LastRecord) -> bool:
+        epoch = topic_offsets.leader_epochs.get(number)
         with self._lock:
-            seen = self._there.get((found.topic, found.topic_id, number, record))
+            seen = self._there.get((topic_offsets.topic, topic_offsets.topic_id, number, record))
         return epoch is not None and seen is not None and seen >= epoch
 
     @contextmanager
@@ -179,7 +179,7 @@ class CheckedLogs:
         # Number of times that records were dropped under these leader epochs.
         self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
-    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
+    def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
         """Returns the partitions whose logs were cut before the known record, with the offsets of the cuts.
 
         Unlike ``LeaderEpochs.cuts``, sends no request while no partition has a new leader. A partition whose
@@ -191,88 +191,104 @@ class CheckedLogs:
         """
         if self._log is None:
             return {}
-        if found.topic_id != self._topic_id:
-            self._topic_id, self._epochs = found.topic_id, {}
-        epochs = found.leader_epochs
-        due = self._due(found, known)
-        cut = self._log.cuts(found, due) if due else {}
+        if topic_offsets.topic_id != self._topic_id:
+            self._topic_id, self._epochs = topic_offsets.topic_id, {}
+        epochs = topic_offsets.leader_epochs
+        due = self._due(topic_offsets, known_records)
+        cut = self._log.cuts(topic_offsets, due) if due else {}
         # A log that ends before the known record lost the record, or is the log of a lagging follower. It is
         # checked again later.
-        short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
+        short = {
+            n
+            for n, offsets in topic_offsets.partitions.items()
+            if n in due and due[n].offset >= offsets.latest
+        }
         for number in epochs.keys() - cut.keys() - short:
             self._epochs[number] = max(epochs[number], self._epochs.get(number, -1))
         return cut
 
-    def is_due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> bool:
+    def is_due(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> bool:
         """Returns True if ``cuts`` would look up a record in Kafka. May be called from any thread."""
-        return self._log is not None and bool(self._due(found, known))
+        return self._log is not None and bool(self._due(topic_offsets, known_records))
 
-    def _due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, LastRecord]:
-        epochs = found.leader_epochs
+    def _due(
+        self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]
+    ) -> dict[int, LastRecord]:
+        epochs = topic_offsets.leader_epochs
         return {
-            n: record for n, record in known.items() if n in epochs and self._is_due(n, record, epochs[n])
+            n: record
+            for n, record in known_records.items()
+            if n in epochs and self._is_due(n, record, epochs[n])
         }
 
     def _is_due(self, number: int, record: LastRecord, epoch: int) -> bool:
         return epoch < record.epoch or epoch > max(record.epoch, self._epochs.get(number, -1))
 
     def follows(
-        self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
+        self,
+        topic_offsets: TopicOffsets,
+        known_records: Mapping[int, LastRecord],
+        read: Mapping[int, LastRecord],
     ) -> bool:
         """Returns True if records that were read after a check may be applied (see the function ``follows``).
 
-        ``found``: the topic's offsets at the check. ``known`` and ``read``: for each partition, the last
-        record at the check and the last record that was read since.
+        ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each
+        partition, the last record at the check and the last record that was read since.
 
         Raises:
             SourceError: Records were dropped too many times under the same leaders, and further checks will
                 not help.
         """
-        if follows(found, known, read):
+        if follows(topic_offsets, known_records, read):
             self._drops = 0
             return True
-        under = found.topic_id, dict(found.leader_epochs)
+        under = topic_offsets.topic_id, dict(topic_offsets.leader_epochs)
         self._drops = self._drops + 1 if under == self._dropped_under else 1
         self._dropped_under = under
         if self._drops >= MOST_DROPS:
-            raise _unsettled_error(found, known, read, self._drops)
+            raise _unsettled_error(topic_offsets, known_records, read, self._drops)
         return False
 
 
-def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]) -> bool:
+def follows(
+    topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
+) -> bool:
     """Returns True if the logs from which records were read after a check still have the known records.
 
-    ``found``: the topic's offsets at the check. ``known`` and ``read``: for each partition, the last record
-    at the check and the last record that was read since.
+    ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each partition,
+    the last record at the check and the last record that was read since.
     """
     return all(
-        _follows(known[number], record, found.leader_epochs[number])
+        _follows(known_records[number], record, topic_offsets.leader_epochs[number])
         for number, record in read.items()
-        if number in known and number in found.leader_epochs
+        if number in known_records and number in topic_offsets.leader_epochs
     )
 
 
-def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
-    if read == known:
+def _follows(known_record: LastRecord, read: LastRecord, epoch: int) -> bool:
+    if read == known_record:
         return True  # nothing was read
     # Rows that wait for a later cut are read again, from an offset before the known record.
-    grows = read.epoch >= known.epoch or read.offset < known.offset
+    grows = read.epoch >= known_record.epoch or read.offset < known_record.offset
     # A leader that was elected after the check writes records with a greater epoch than the leader's at the
     # check.
-    return grows and read.epoch <= max(epoch, known.epoch)
+    return grows and read.epoch <= max(epoch, known_record.epoch)
 
 
 def _unsettled_error(
-    found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord], drops: int
+    topic_offsets: TopicOffsets,
+    known_records: Mapping[int, LastRecord],
+    read: Mapping[int, LastRecord],
+    drops: int,
 ) -> SourceError:
     """Returns the error for a partition whose newly read records never follow the known record."""
-    epochs = found.leader_epochs
+    epochs = topic_offsets.leader_epochs
     number = min(
         n for n, record in read.items()
-        if n in known and n in epochs and not _follows(known[n], record, epochs[n])
+        if n in known_records and n in epochs and not _follows(known_records[n], record, epochs[n])
     )  # fmt: skip
-    text = _UNSETTLED.format(known[number], read[number], epochs[number], drops, number)
-    return SourceError(text, topic=found.topic, partition=number, offset=known[number].offset)
+    text = _UNSETTLED.format(known_records[number], read[number], epochs[number], drops, number)
+    return SourceError(text, topic=topic_offsets.topic, partition=number, offset=known_records[number].offset)
 
 
 def cut_error(topic: str, number: int, record: LastRecord, offset: int) -> SourceError:
@@ -310,9 +326,9 @@ class _Look:
         at or after its offset in ``starts``. The value is None if the partition has no such record, or the
         record has no epoch.
         """
-        found: dict[int, LastRecord | None] = dict.fromkeys(starts)
+        read_records: dict[int, LastRecord | None] = dict.fromkeys(starts)
         met = set[int]()
-        places = [TopicPartition(self._topic, n, at) for n, at in sorted(starts.items())]
+        places = [TopicPartition(self._topic, n, start) for n, start in sorted(starts.items())]
         for message in self._messages(self._consumer, places):
             number, offset = message.partition(), message.offset()
             if message.error() is not None:
@@ -321,22 +337,22 @@ class _Look:
                 last = until.get(number, -1)
                 if number not in met or offset <= last:
                     epoch = message.leader_epoch()
-                    found[number] = None if epoch is None else LastRecord(offset, epoch)
+                    read_records[number] = None if epoch is None else LastRecord(offset, epoch)
                     met.add(number)
                 if offset >= last:
                     self._done(self._consumer, number)
-        return found
+        return read_records
 
-    def ended(self, known: Mapping[int, LastRecord]) -> set[int]:
+    def ended(self, known_records: Mapping[int, LastRecord]) -> set[int]:
         """Returns the partitions in which the leader's log of the record's epoch ends before the record."""
-        if not known:
+        if not known_records:
             return set()
         cut = set[int]()
         consumer = self._open()
         try:
             places = [
                 TopicPartition(self._topic, n, record.offset + 1, leader_epoch=record.epoch)
-                for n, record in sorted(known.items())
+                for n, record in sorted(known_records.items())
             ]
             for message in self._messages(consumer, places):
                 error = message.error()
@@ -353,22 +369,26 @@ class _Look:
         while True:
             self._check_time()
             try:
-                place = TopicPartition(self._topic, number)
-                return int(self._consumer.get_watermark_offsets(place, timeout=_ASK_SECONDS)[0])
+                topic_partition = TopicPartition(self._topic, number)
+                return int(self._consumer.get_watermark_offsets(topic_partition, timeout=_ASK_SECONDS)[0])
             except KafkaException as exc:
                 self._raise_refused(exc.args[0], number)
 
-    def first_of_later_epochs(self, number: int, known: LastRecord, earliest: int) -> int:
+    def first_of_later_epochs(self, number: int, known_record: LastRecord, earliest: int) -> int:
         """Returns the offset at which the log was cut. Records before this offset are unchanged.
 
         The log no longer has the known record, so the offset is at most that record's. ``earliest``: the
         partition's first offset.
         """
-        low, high = earliest, known.offset
+        low, high = earliest, known_record.offset
         while low < high:
             middle = (low + high) // 2
             record = self.records({number: middle}, {})[number]
-            if record is not None and record.offset <= known.offset and record.epoch <= known.epoch:
+            if (
+                record is not None
+                and record.offset <= known_record.offset
+                and record.epoch <= known_record.epoch
+            ):
                 low = record.offset + 1
             else:
                 high = middle
@@ -399,7 +419,7 @@ class _Look:
             SourceUnavailableError: A partition does not answer in time, the topic was deleted, or a stop was
                 requested.
         """
-        self._open_partitions = {place.partition for place in places}
+        self._open_partitions = {topic_partition.partition for topic_partition in places}
         consumer.assign(places)
         while self._open_partitions:
             self._check_time()

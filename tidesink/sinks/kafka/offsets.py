@@ -98,16 +98,16 @@ class TopicOffsets(NamedTuple):
     leader_epochs: Mapping[int, int] = NO_EPOCHS
 
 
-def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
+def limited(topic_offsets: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
     """Returns a topic's partitions with their end offsets lowered to ``ends``. None changes nothing.
 
     A partition that is missing in ``ends`` gets an empty range, so it is not read.
     """
     if ends is None:
-        return found.partitions
+        return topic_offsets.partitions
     return {
-        number: at._replace(latest=min(at.latest, ends.get(number, at.earliest)))
-        for number, at in found.partitions.items()
+        number: offsets._replace(latest=min(offsets.latest, ends.get(number, offsets.earliest)))
+        for number, offsets in topic_offsets.partitions.items()
     }
 
 
@@ -116,15 +116,15 @@ Starts = Mapping[int, int]
 NO_STARTS: Final[Starts] = {}
 
 
-def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
+def started_at(topic_offsets: TopicOffsets, starts: Starts) -> TopicOffsets:
     """Returns a topic's offsets as if all records before the table's ``starts`` had expired."""
     if not starts:
-        return found
+        return topic_offsets
     partitions = {
-        n: at._replace(earliest=min(max(at.earliest, starts.get(n, 0)), at.latest))
-        for n, at in found.partitions.items()
+        n: offsets._replace(earliest=min(max(offsets.earliest, starts.get(n, 0)), offsets.latest))
+        for n, offsets in topic_offsets.partitions.items()
     }
-    return found._replace(partitions=partitions)
+    return topic_offsets._replace(partitions=partitions)
 
 
 # The id of every topic at brokers without topic ids: before Kafka 2.8, and some services.
@@ -209,8 +209,8 @@ class KafkaOffsets:
             SourceUnavailableError: No broker answers.
             SourceError: The brokers refuse the request.
         """
-        found = self._records_from(topic, partitions, round(seconds * 1000))
-        return {number: first.offset for number, first in found.items()}
+        records = self._records_from(topic, partitions, round(seconds * 1000))
+        return {number: first.offset for number, first in records.items()}
 
     def first_records(self, topic: str, partitions: Iterable[int]) -> dict[int, FirstRecord]:
         """Returns the first record of each partition. An empty partition is absent.
@@ -227,8 +227,14 @@ class KafkaOffsets:
             return {}
         with translated_kafka_errors():
             answers = self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS)
-            found = {at.partition: answer.result() for at, answer in answers.items()}
-        return {n: FirstRecord(one.offset, one.timestamp) for n, one in found.items() if one.offset >= 0}
+            results = {
+                topic_partition.partition: answer.result() for topic_partition, answer in answers.items()
+            }
+        return {
+            n: FirstRecord(result.offset, result.timestamp)
+            for n, result in results.items()
+            if result.offset >= 0
+        }
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
         """Returns the offsets, id and compaction of each of these topics that exists, with five requests for
@@ -289,9 +295,13 @@ class KafkaOffsets:
             now = self._clock()
             if now - self._described >= _REMEMBERED_SECONDS:
                 self._known, self._described = {}, now
-            known = {name: one for name, one in self._known.items() if name in present and not unread(name)}
-            ends = self._offsets([(name, n) for name in known for n in present[name]], _LATEST, unanswered)
-            calm = {name: one for name, one in known.items() if _is_same(one, present[name], ends)}
+            cached = {
+                name: offsets for name, offsets in self._known.items() if name in present and not unread(name)
+            }
+            ends = self._offsets([(name, n) for name in cached for n in present[name]], _LATEST, unanswered)
+            calm = {
+                name: offsets for name, offsets in cached.items() if _is_same(offsets, present[name], ends)
+            }
             changed = self._describe([n for n in present if n not in calm and n not in unanswered])
         self._known = {**calm, **changed.found}
         return Look(dict(self._known), {**unanswered, **changed.unanswered})
@@ -306,17 +316,23 @@ class KafkaOffsets:
                 described[name] = future.result()
             except KafkaException as exc:
                 _note(unanswered, name, exc.args[0])
-        places = [(name, part.id) for name, one in described.items() for part in one.partitions]
-        policies = self._compactions({name: str(one.topic_id) for name, one in described.items()}, unanswered)
+        places = [
+            (name, part.id) for name, description in described.items() for part in description.partitions
+        ]
+        policies = self._compactions(
+            {name: str(description.topic_id) for name, description in described.items()}, unanswered
+        )
         earliest = self._offsets(places, _EARLIEST, unanswered)
         latest = self._offsets(places, _LATEST, unanswered)
-        found = {
-            name: _topic_offsets(name, one, earliest, latest)._replace(compaction=policies[name])
-            for name, one in described.items()
+        offsets = {
+            name: _topic_offsets(name, description, earliest, latest)._replace(compaction=policies[name])
+            for name, description in described.items()
             if name in policies
-            and all((name, part.id) in earliest and (name, part.id) in latest for part in one.partitions)
+            and all(
+                (name, part.id) in earliest and (name, part.id) in latest for part in description.partitions
+            )
         }
-        return Look(found, unanswered)
+        return Look(offsets, unanswered)
 
     def _renew(self) -> AdminClient:
         self._admin = self._open_admin()
@@ -331,12 +347,12 @@ class KafkaOffsets:
         name.
         """
         now = self._clock()
-        known = {name: self._policies[name] for name in topics if name in self._policies}
-        known = {name: one for name, one in known.items() if one[0] == topics[name]}
+        policies = {name: self._policies[name] for name in topics if name in self._policies}
+        policies = {name: policy for name, policy in policies.items() if policy[0] == topics[name]}
         due = [
             ConfigResource(ResourceType.TOPIC, name)
             for name in topics
-            if name not in known or now - known[name][1] > _POLICY_SECONDS
+            if name not in policies or now - policies[name][1] > _POLICY_SECONDS
         ]
         asked = self._admin.describe_configs(due, request_timeout=TIMEOUT_SECONDS) if due else {}
         for resource, answer in asked.items():
@@ -346,7 +362,7 @@ class KafkaOffsets:
             except KafkaException as exc:
                 error = exc.args[0]
                 if error.retriable() or error.code() in _UNAVAILABLE:
-                    if name not in known:
+                    if name not in policies:
                         _note(unanswered, name, error)
                     continue
                 _log.warning(
@@ -358,8 +374,8 @@ class KafkaOffsets:
                 compaction = None
             else:
                 compaction = Compaction.of(settings)
-            known[name] = self._policies[name] = topics[name], now, compaction
-        return {name: compaction for name, (_, _, compaction) in known.items()}
+            policies[name] = self._policies[name] = topics[name], now, compaction
+        return {name: compaction for name, (_, _, compaction) in policies.items()}
 
     def _offsets(
         self, places: list[tuple[str, int]], which: int, unanswered: dict[str, SourceError]
@@ -383,19 +399,21 @@ class KafkaOffsets:
                 return {}
             # The broker of one partition refused, or is no longer its leader. That error ends the call for
             # all topics, so each topic is requested on its own.
-            parts = [[place for place in places if place[0] == topic] for topic in topics]
+            parts = [[partition for partition in places if partition[0] == topic] for topic in topics]
             return {
-                place: answer
+                partition: answer
                 for part in parts
-                for place, answer in self._offsets(part, which, unanswered).items()
+                for partition, answer in self._offsets(part, which, unanswered).items()
             }
-        found = {}
-        for at in answers:
-            if at.error is None:
-                found[at.topic, at.partition] = _Offset(at.offset, at.leader_epoch)
+        offsets = {}
+        for topic_partition in answers:
+            if topic_partition.error is None:
+                offsets[topic_partition.topic, topic_partition.partition] = _Offset(
+                    topic_partition.offset, topic_partition.leader_epoch
+                )
             else:
-                _note(unanswered, at.topic, at.error)
-        return found
+                _note(unanswered, topic_partition.topic, topic_partition.error)
+        return offsets
 
 
 def describe_topics(
@@ -410,7 +428,10 @@ def describe_topics(
     asked, wait = TopicCollection(list(topics)), _CONTROLLER_SECONDS
     answers = admin.describe_topics(asked, request_timeout=wait)
     errors = [future.exception() for future in answers.values()]
-    if any(isinstance(one, KafkaException) and one.args[0].code() == KafkaError._TIMED_OUT for one in errors):
+    if any(
+        isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT
+        for error in errors
+    ):
         answers = renew().describe_topics(asked, request_timeout=TIMEOUT_SECONDS)
     return answers
 
@@ -442,11 +463,11 @@ def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> 
         unanswered[topic] = translated_error(error, topic)
 
 
-def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
+def _is_same(cached: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
     # Leader epochs are not compared, because an election adds nothing to read.
-    return known.partitions.keys() == numbers and all(
-        (end := ends.get((known.topic, number))) is not None and end.offset == at.latest
-        for number, at in known.partitions.items()
+    return cached.partitions.keys() == numbers and all(
+        (end := ends.get((cached.topic, number))) is not None and end.offset == offsets.latest
+        for number, offsets in cached.partitions.items()
     )
 
 
@@ -541,29 +562,34 @@ class AddedPartitions:
 
     barrier: dict[int, int] = field(default_factory=dict)
 
-    def readable(self, known: Mapping[int, int], found: Mapping[int, PartitionOffsets]) -> tuple[int, ...]:
+    def readable(
+        self, next_offsets: Mapping[int, int], partitions: Mapping[int, PartitionOffsets]
+    ) -> tuple[int, ...]:
         """Returns the partitions that may be read now.
 
-        ``known``: next offset of each partition that was read before. ``found``: current partitions of the
-        topic.
+        ``next_offsets``: next offset of each partition that was read before. ``partitions``: current
+        partitions of the topic.
         """
-        if not known or known.keys() == found.keys():
+        if not next_offsets or next_offsets.keys() == partitions.keys():
             self.barrier = {}
-            return tuple(sorted(found))
+            return tuple(sorted(partitions))
         if not self.barrier:
-            self.barrier = {number: found[number].latest for number in known}
-        if all(known[number] >= end for number, end in self.barrier.items()):
+            self.barrier = {number: partitions[number].latest for number in next_offsets}
+        if all(next_offsets[number] >= end for number, end in self.barrier.items()):
             self.barrier = {}
-            return tuple(sorted(found))
-        return tuple(sorted(known))
+            return tuple(sorted(partitions))
+        return tuple(sorted(next_offsets))
 
 
-def waiting_records(found: TopicOffsets, starts: Mapping[int, int]) -> int:
+def waiting_records(topic_offsets: TopicOffsets, starts: Mapping[int, int]) -> int:
     """Returns the number of a topic's records from ``starts`` on.
 
     A partition without a start counts from its first record.
     """
-    return sum(max(0, at.latest - starts.get(n, at.earliest)) for n, at in found.partitions.items())
+    return sum(
+        max(0, offsets.latest - starts.get(n, offsets.earliest))
+        for n, offsets in topic_offsets.partitions.items()
+    )
 
 
 def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
@@ -584,7 +610,7 @@ def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
     return progress.topics.get(topic)
 
 
-def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
+def check_continuity(progress: TopicProgress, topic_offsets: TopicOffsets | None) -> None:
     """Check that Kafka still has all records after a table's progress.
 
     Raises:
@@ -592,23 +618,29 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
             expired or were lost.
     """
     name = progress.topic
-    if found is None or (progress.topic_id and not found.topic_id):
+    if topic_offsets is None or (progress.topic_id and not topic_offsets.topic_id):
         raise topic_deleted(name)
-    if is_other_topic(progress.topic_id, found.topic_id):
-        raise made_again(name, f"its topic id is {found.topic_id}, the progress has {progress.topic_id}")
-    for number, at in progress.partitions.items():
-        end = found.partitions[number].latest if number in found.partitions else at.next_offset
-        if found.topic_id == NO_ID and end < at.next_offset:
+    if is_other_topic(progress.topic_id, topic_offsets.topic_id):
+        raise made_again(
+            name, f"its topic id is {topic_offsets.topic_id}, the progress has {progress.topic_id}"
+        )
+    for number, stored in progress.partitions.items():
+        end = (
+            topic_offsets.partitions[number].latest
+            if number in topic_offsets.partitions
+            else stored.next_offset
+        )
+        if topic_offsets.topic_id == NO_ID and end < stored.next_offset:
             raise made_again(
                 name,
-                f"partition {number} ends at {end}, but was read to {at.next_offset}; it has no topic id",
+                f"partition {number} ends at {end}, but was read to {stored.next_offset}; it has no topic id",
             )
         # Rows that wait for a later cut are read again, so their offsets must exist too.
-        _check_partition(name, number, at.low_water_offset, found.partitions.get(number))
+        _check_partition(name, number, stored.low_water_offset, topic_offsets.partitions.get(number))
     # The progress has all partitions that existed before. A partition that is missing there was added later,
     # and is read from offset 0.
-    for number in found.partitions.keys() - progress.partitions.keys():
-        _check_partition(name, number, 0, found.partitions[number])
+    for number in topic_offsets.partitions.keys() - progress.partitions.keys():
+        _check_partition(name, number, 0, topic_offsets.partitions[number])
 
 
 _WAY_OUT: Final = (
@@ -630,26 +662,26 @@ def topic_deleted(topic: str) -> SourceError:
     return SourceError(f"The topic was deleted. {_WAY_OUT}", topic=topic)
 
 
-def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:
-    if found is None:
+def _check_partition(topic: str, number: int, start: int, ends: PartitionOffsets | None) -> None:
+    if ends is None:
         raise SourceError(
-            f"Kafka no longer has this partition. {_WAY_OUT}", topic=topic, partition=number, offset=at
+            f"Kafka no longer has this partition. {_WAY_OUT}", topic=topic, partition=number, offset=start
         )
-    if found.earliest > at:
+    if ends.earliest > start:
         raise SourceError(
-            f"Offsets {at} to {found.earliest - 1} expired before they were read: the topic's retention is "
+            f"Offsets {start} to {ends.earliest - 1} expired before they were read: the topic's retention is "
             f"shorter than the time for which this worker was stopped. {_WAY_OUT}",
             topic=topic,
             partition=number,
-            offset=at,
+            offset=start,
         )
-    if found.latest < at:
+    if ends.latest < start:
         raise SourceError(
-            f"The partition ends at offset {found.latest}, before the last applied offset. Kafka lost "
+            f"The partition ends at offset {ends.latest}, before the last applied offset. Kafka lost "
             f"records, or this is another cluster. {_WAY_OUT}",
             topic=topic,
             partition=number,
-            offset=at,
+            offset=start,
         )
 
 
@@ -674,11 +706,11 @@ def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
     ``places``: for each table, its next offset per partition.
     """
-    found: dict[int, int] = {}
-    for place in places:
-        for number, offset in place.items():
-            found[number] = max(offset, found.get(number, 0))
-    return found
+    greatest: dict[int, int] = {}
+    for offsets in places:
+        for number, offset in offsets.items():
+            greatest[number] = max(offset, greatest.get(number, 0))
+    return greatest
 
 
 def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
@@ -718,7 +750,7 @@ def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh
     ``weigh`` reads two samples: at the beginning and in the middle of the longest range. The larger mean size
     is used, so that a first batch stays within its limit of bytes.
     """
-    part = max(available, key=lambda one: one.records)
+    part = max(available, key=lambda offset_range: offset_range.records)
     for start in (part.start, part.start + part.records // 2):
         records, weight = weigh(part._replace(start=start, end=min(part.end, start + _SAMPLE_RECORDS)))
         heaviest = size.last if size.records else 0.0
@@ -765,7 +797,7 @@ class TopicGrowth:
         self._lock = threading.Lock()
         self._seen: _Seen | None = None
 
-    def see(self, found: TopicOffsets) -> tuple[Ends, ...]:
+    def see(self, topic_offsets: TopicOffsets) -> tuple[Ends, ...]:
         """Record a topic's current partitions in the state store.
 
         Returns, for each time partitions were added, the earlier partitions' end offsets at that time, oldest
@@ -776,18 +808,18 @@ class TopicGrowth:
         """
         with self._lock:
             seen = self._seen if self._seen is not None else self._loaded()
-            now = _followed(seen, found)
+            now = _followed(seen, topic_offsets)
             if now != seen:
                 self._save(now)
             self._seen = now
             return now.grown
 
     def _loaded(self) -> _Seen | None:
-        kept: Any = self._store.load_document(_KIND, self._name)
-        if kept is None:
+        stored: Any = self._store.load_document(_KIND, self._name)
+        if stored is None:
             return None
-        grown = tuple(dict(ends) for ends in kept["grown"])
-        return _Seen(kept["topic_id"], frozenset(kept["partitions"]), grown)
+        grown = tuple(dict(ends) for ends in stored["grown"])
+        return _Seen(stored["topic_id"], frozenset(stored["partitions"]), grown)
 
     def _save(self, seen: _Seen) -> None:
         document = {
@@ -798,19 +830,19 @@ class TopicGrowth:
         self._store.save_document(_KIND, self._name, document)
 
 
-def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
-    numbers = frozenset(found.partitions)
-    if seen is None or is_other_topic(seen.topic_id, found.topic_id):
-        return _Seen(found.topic_id, numbers, ())
-    seen = seen._replace(topic_id=found.topic_id or seen.topic_id)
+def _followed(seen: _Seen | None, topic_offsets: TopicOffsets) -> _Seen:
+    numbers = frozenset(topic_offsets.partitions)
+    if seen is None or is_other_topic(seen.topic_id, topic_offsets.topic_id):
+        return _Seen(topic_offsets.topic_id, numbers, ())
+    seen = seen._replace(topic_id=topic_offsets.topic_id or seen.topic_id)
     if numbers <= seen.partitions:
         return seen  # all known, or the broker's answer is outdated
-    ends = {number: found.partitions[number].latest for number in seen.partitions & numbers}
-    return _Seen(found.topic_id, seen.partitions | numbers, (*seen.grown, ends))
+    ends = {number: topic_offsets.partitions[number].latest for number in seen.partitions & numbers}
+    return _Seen(topic_offsets.topic_id, seen.partitions | numbers, (*seen.grown, ends))
 
 
 def held_back(
-    grown: Sequence[Ends], known: Mapping[int, int], found: Mapping[int, PartitionOffsets]
+    grown: Sequence[Ends], next_offsets: Mapping[int, int], partitions: Mapping[int, PartitionOffsets]
 ) -> frozenset[int]:
     """Returns the partitions that must not be read yet.
 
@@ -818,11 +850,15 @@ def held_back(
 
     Args:
         grown: End offsets of the earlier partitions, for each time partitions were added.
-        known: Next offset of each partition that was read before.
-        found: Current partitions of the topic.
+        next_offsets: Next offset of each partition that was read before.
+        partitions: Current partitions of the topic.
     """
     for ends in grown:
-        there = {number: min(end, found[number].latest) for number, end in ends.items() if number in found}
-        if any(known.get(number, found[number].earliest) < end for number, end in there.items()):
-            return frozenset(found) - frozenset(ends)
+        there = {
+            number: min(end, partitions[number].latest)
+            for number, end in ends.items()
+            if number in partitions
+        }
+        if any(next_offsets.get(number, partitions[number].earliest) < end for number, end in there.items()):
+            return frozenset(partitions) - frozenset(ends)
     return frozenset()

@@ -87,7 +87,7 @@ def steps_back(settings: TableConfig) -> bool:
 
 def rewound_offsets(
     progress: TopicProgress | None,
-    found: TopicOffsets,
+    topic_offsets: TopicOffsets,
     wanted: Mapping[int, int],
     settings: TableConfig,
     *,
@@ -99,7 +99,7 @@ def rewound_offsets(
 
     Args:
         progress: The table's progress in the topic.
-        found: The topic's current offsets.
+        topic_offsets: The topic's current offsets.
         wanted: The requested offset of each partition.
         settings: The table's settings.
         topic_id: The topic's id when the rewind was requested. None: not known.
@@ -109,28 +109,35 @@ def rewound_offsets(
     Raises:
         ConfigError: The table may not be rewound to these offsets, or no offset is before the applied ones.
     """
-    where = {"table": str(settings.table), "topic": found.topic}
+    where = {"table": str(settings.table), "topic": topic_offsets.topic}
     refuse_mode(settings)
     if progress is None:
         raise ConfigError(_NOTHING, **where)
-    if is_other_topic(progress.topic_id, found.topic_id) or topic_id not in (None, found.topic_id):
+    if is_other_topic(progress.topic_id, topic_offsets.topic_id) or topic_id not in (
+        None,
+        topic_offsets.topic_id,
+    ):
         raise ConfigError(_OTHER, **where)
-    refusals = [_offset_refusal(progress, found, *one) for one in wanted.items()]
+    refusals = [
+        _offset_refusal(progress, topic_offsets, *partition_offset) for partition_offset in wanted.items()
+    ]
     back = {
         number: offset
         for (number, offset), refused in zip(wanted.items(), refusals, strict=True)
         if refused is None and offset != progress.partitions[number].next_offset
     }
     if steps_back(settings):
-        refusals += [_growth_refusal(grown, *one) for one in back.items()]
-    reason = next((one for one in refusals if one is not None), None if back else _BACK)
+        refusals += [_growth_refusal(grown, *partition_offset) for partition_offset in back.items()]
+    reason = next((refusal for refusal in refusals if refusal is not None), None if back else _BACK)
     if reason is not None:
         raise ConfigError(reason, **where)
     return back
 
 
-def _offset_refusal(progress: TopicProgress, found: TopicOffsets, number: int, offset: int) -> str | None:
-    applied, there = progress.partitions.get(number), found.partitions.get(number)
+def _offset_refusal(
+    progress: TopicProgress, topic_offsets: TopicOffsets, number: int, offset: int
+) -> str | None:
+    applied, there = progress.partitions.get(number), topic_offsets.partitions.get(number)
     if applied is None or there is None:
         return _UNKNOWN.format(number, ", ".join(map(str, sorted(progress.partitions))))
     # Records that expired during the rewind are skipped, because they were applied before. Nothing else may
@@ -147,13 +154,13 @@ def _growth_refusal(grown: Sequence[Ends], number: int, offset: int) -> str | No
     return _GROWN.format(number, end, offset) if offset < end else None
 
 
-def beginning(progress: TopicProgress | None, found: TopicOffsets) -> dict[int, int]:
+def beginning(progress: TopicProgress | None, topic_offsets: TopicOffsets) -> dict[int, int]:
     """Returns the first offset that Kafka still has of each partition that the table has read."""
-    return {n: found.partitions[n].earliest for n in _read(progress, found)}
+    return {n: topic_offsets.partitions[n].earliest for n in _read(progress, topic_offsets)}
 
 
 def offsets_at(
-    progress: TopicProgress | None, found: TopicOffsets, brokers: KafkaOffsets, seconds: float
+    progress: TopicProgress | None, topic_offsets: TopicOffsets, brokers: KafkaOffsets, seconds: float
 ) -> dict[int, int]:
     """Returns the offset of each partition's first record whose Kafka timestamp is ``seconds`` or later.
 
@@ -163,18 +170,20 @@ def offsets_at(
         ConfigError: Records of that time may have expired.
         SourceError: The brokers refuse the request, or do not answer.
     """
-    read = _read(progress, found)
-    first = brokers.first_since(found.topic, read, seconds)
-    oldest = brokers.first_records(found.topic, read)
+    read = _read(progress, topic_offsets)
+    first = brokers.first_since(topic_offsets.topic, read, seconds)
+    oldest = brokers.first_records(topic_offsets.topic, read)
     for number, offset in first.items():
-        if found.partitions[number].earliest > 0 and offset == oldest[number].offset:
-            raise ConfigError(_OLDER.format(number, offset), topic=found.topic)
+        if topic_offsets.partitions[number].earliest > 0 and offset == oldest[number].offset:
+            raise ConfigError(_OLDER.format(number, offset), topic=topic_offsets.topic)
     applied = progress.partitions if progress is not None else {}
     return {n: offset for n, offset in first.items() if offset < applied[n].next_offset}
 
 
-def _read(progress: TopicProgress | None, found: TopicOffsets) -> list[int]:
-    return sorted(progress.partitions.keys() & found.partitions.keys()) if progress is not None else []
+def _read(progress: TopicProgress | None, topic_offsets: TopicOffsets) -> list[int]:
+    return (
+        sorted(progress.partitions.keys() & topic_offsets.partitions.keys()) if progress is not None else []
+    )
 
 
 def time_of_commit(commit_ts: int, applied: int | None) -> float:

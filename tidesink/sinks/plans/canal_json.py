@@ -89,8 +89,8 @@ class CanalJsonDecoder(TableDecoder):
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
         """Returns True for each record that names this table. Returns None if all records belong to it."""
-        found = self._named_by(records)
-        return None if found is None else found.own(self.table)
+        named_records = self._named_by(records)
+        return None if named_records is None else named_records.own(self.table)
 
     def unlisted(self, records: pa.RecordBatch) -> int:
         """Returns the number of rows that belong to unknown tables."""
@@ -99,8 +99,8 @@ class CanalJsonDecoder(TableDecoder):
 
     def ddl(self, records: pa.RecordBatch) -> int:
         """Returns the number of DDL events, of this and other tables."""
-        found = self._named_by(records)
-        return 0 if found is None else int(found.ddl.sum())
+        named_records = self._named_by(records)
+        return 0 if named_records is None else int(named_records.ddl.sum())
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded.
@@ -155,12 +155,12 @@ class CanalJsonDecoder(TableDecoder):
 
         Without the TiDB extension, it is the last TSO of the record's millisecond.
         """
-        known = super().moments(changes, records)
-        if not known.null_count:
-            return known
-        lacking = known.is_null()
+        commit_times = super().moments(changes, records)
+        if not commit_times.null_count:
+            return commit_times
+        lacking = commit_times.is_null()
         rows = changes.rows.select(["record", "index"]).filter(lacking)
-        return pc.replace_with_mask(known, lacking, _moments(self._es(rows, records)))
+        return pc.replace_with_mask(commit_times, lacking, _moments(self._es(rows, records)))
 
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
         """Returns the member ``es`` (commit time in ms since 1970) of each row's record."""
@@ -168,13 +168,13 @@ class CanalJsonDecoder(TableDecoder):
         stamped = stamped_es(records.column("value").take(record))
         # A record may hold several messages. The first ``es`` belongs to the first message.
         first = pc.equal(rows["index"].combine_chunks(), 0)
-        found = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
-        if not found.null_count:
-            return found
-        odd = found.is_null()
+        times = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
+        if not times.null_count:
+            return times
+        odd = times.is_null()
         places = rows.filter(odd).to_pylist()
-        others = [self._odd_es(records.slice(one["record"], 1), one["index"]) for one in places]
-        return pc.replace_with_mask(found, odd, pa.array(others, pa.int64()))
+        others = [self._odd_es(records.slice(row["record"], 1), row["index"]) for row in places]
+        return pc.replace_with_mask(times, odd, pa.array(others, pa.int64()))
 
     def _odd_es(self, record: pa.RecordBatch, index: int) -> int | None:
         """Returns ``es`` of one event in a record that is compressed or does not have TiCDC's usual form."""
@@ -208,13 +208,13 @@ class CanalJsonDecoder(TableDecoder):
     def _named(self, event: ChangeEvent) -> ChangeEvent:
         """Returns the event with TiDB's row key as the key."""
         assert event.schema is not None  # noqa: S101  (canal-json's events have one)
-        found = self._row_keyed.get(id(event.schema))
-        if found is None or found[0] is not event.schema:
-            own = (Column(one.name, one.type, handle=True) for one in ROW_KEY_COLUMNS)
+        cached = self._row_keyed.get(id(event.schema))
+        if cached is None or cached[0] is not event.schema:
+            own = (Column(column.name, column.type, handle=True) for column in ROW_KEY_COLUMNS)
             columns = (*own, *event.schema.columns)
             # The original schema is stored with it, so that the schema's id() is not reused.
-            found = self._row_keyed[id(event.schema)] = event.schema, replace(event.schema, columns=columns)
-        return keyed_by_row(event)._replace(schema=found[1])
+            cached = self._row_keyed[id(event.schema)] = event.schema, replace(event.schema, columns=columns)
+        return keyed_by_row(event)._replace(schema=cached[1])
 
     @cached_property
     def _row_keyed(self) -> dict[int, tuple[TableSchema, TableSchema]]:
@@ -241,8 +241,8 @@ class CanalJsonDecoder(TableDecoder):
 def _moments(es: pa.Array) -> pa.Array:
     """Returns the last TSO of each millisecond in ``es``; null if ``es`` is null or not a valid time."""
     sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
-    known = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
-    return pc.bit_wise_or(pc.shift_left(known, LOGICAL_BITS), LOGICAL)
+    times = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
+    return pc.bit_wise_or(pc.shift_left(times, LOGICAL_BITS), LOGICAL)
 
 
 @lru_cache(maxsize=8)
@@ -273,7 +273,7 @@ def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
     """Remove all columns except the key from a message's old rows. Any other value is returned unchanged."""
     try:
         parsed: Any = orjson.loads(value or b"")
-        old = [{name: one[name] for name in one if fold_name(name) in keys} for one in parsed["old"]]
+        old = [{name: row[name] for name in row if fold_name(name) in keys} for row in parsed["old"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return value
     return orjson.dumps({**parsed, "old": old})
@@ -321,7 +321,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         shape = row_keyed(shape)
     whole = shape if base is None else merge_schemas(base, shape, left_out=left_out)
     source = shown_columns(whole)
-    gone, called = frozenset(source.by_name) - current, renamed or {}
+    dropped, called = frozenset(source.by_name) - current, renamed or {}
     unread = unread_columns(whole, left_out)
     decoder = CanalJsonDecoder(
         source.table,
@@ -335,8 +335,8 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         ambiguous_time=whole.ambiguous_time,
         unread=unread,
     )
-    rows = TargetRows(whole, DroppedNow(gone), called, unread=unread)
-    return DecodePlan(rows, decoder, gone=gone, logs=logs)
+    rows = TargetRows(whole, DroppedNow(dropped), called, unread=unread)
+    return DecodePlan(rows, decoder, gone=dropped, logs=logs)
 
 
 def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column]:
@@ -346,9 +346,9 @@ def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column
     for column in shape.columns:
         yield _column(column)
     for old, new in renamed.items():
-        found = shape.by_name.get(fold_name(new))
-        if found is not None and fold_name(old) not in shape.by_name:
-            yield replace(_column(found), name=old)
+        renamed_column = shape.by_name.get(fold_name(new))
+        if renamed_column is not None and fold_name(old) not in shape.by_name:
+            yield replace(_column(renamed_column), name=old)
 
 
 def _column(column: TargetColumn) -> Column:

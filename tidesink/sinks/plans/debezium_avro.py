@@ -107,8 +107,10 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         Null values, and the keys of records that change no row, have no schema id to check.
         """
         asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
-        found = self.schemas.unplanned(records, first="value")
-        return tuple(named_unplanned(records, (one for one in found if asked[one.record])))
+        candidates = self.schemas.unplanned(records, first="value")
+        return tuple(
+            named_unplanned(records, (candidate for candidate in candidates if asked[candidate.record]))
+        )
 
     def schema_id(self, part: bytes | None) -> int | None:
         """Returns the schema id in the Confluent header of a key or a value."""
@@ -116,8 +118,8 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
-        found = super().decode_batch(self._usable(records))
-        return replace(found, faults=tuple(named_faults(records, found.faults, self._codec.name)))
+        batch = super().decode_batch(self._usable(records))
+        return replace(batch, faults=tuple(named_faults(records, batch.faults, self._codec.name)))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         return super().decode_new_rows(self._usable(records), keys)
@@ -168,7 +170,7 @@ def read_value_schema(text: str) -> ValueSchema:
         SchemaMismatchError: A worker cannot read records with this schema, for the reason in the message.
     """
     schema = _parsed(text)
-    names = {one.name for one in schema.fields}
+    names = {member.name for member in schema.fields}
     if names >= {"ddl", _SOURCE}:
         return ValueSchema("ddl")
     if not names >= {"op", _SOURCE}:
@@ -177,7 +179,7 @@ def read_value_schema(text: str) -> ValueSchema:
         raise SchemaMismatchError(_FLATTENED)
     after, source = schema.field("after"), schema.field(_SOURCE)
     # Only TiCDC's source block has a commit_ts.
-    is_ticdc = source is not None and any(one.wire == _COMMIT_TS for one in source.fields)
+    is_ticdc = source is not None and any(member.wire == _COMMIT_TS for member in source.fields)
     if "after" not in names:
         return ValueSchema("watermark" if is_ticdc else "message", is_ticdc=is_ticdc)
     if after is None or source is None:
@@ -272,14 +274,14 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=needed)
     named = _key_names(table, keys, base, read.keys, needed=not logs)
     used = in_order(history, read.rows)
-    known = [read.rows[one] for one in dict.fromkeys(used)] or [*read.keys.values()]
+    column_lists = [read.rows[schema_id] for schema_id in dict.fromkeys(used)] or [*read.keys.values()]
     is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector or connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
             exact_names=is_exact,
         )
-        for columns in known
+        for columns in column_lists
     ]
     if not shapes:
         raise ConfigError(
@@ -310,13 +312,15 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
     newest = names[used[-1]] if used else shape.by_name
-    gone = frozenset(shape.by_name) - {shape.fold(name) for name in newest}
+    dropped = frozenset(shape.by_name) - {shape.fold(name) for name in newest}
     remarks = column_remarks(
         read.rows[used[-1]] if used else (),
         connector=read.connector,
         keys=shape.keys,
         is_confirmed=key_facts.confirm({*shape.keys} - read.key_only),
-        gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
+        gone=[
+            shape_column.name for shape_column in shape.columns if shape.fold(shape_column.name) in dropped
+        ],
     )
     return DecodePlan(
         TargetRows(
@@ -326,7 +330,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         ),
         decoder,
         keeps_values=True,
-        gone=gone,
+        gone=dropped,
         logs=logs,
         warnings=tuple(remarks),
     )
@@ -373,9 +377,11 @@ class _Schemas:
         value_refused: dict[int, str] = {}
         for schema_id, text in sorted(value_texts.items()):
             try:
-                one = values[schema_id] = read_value_schema(text)
-                if one.row is not None:
-                    rows[schema_id] = codec.columns_of(one.row, table, is_ticdc=one.is_ticdc)
+                value_schema = values[schema_id] = read_value_schema(text)
+                if value_schema.row is not None:
+                    rows[schema_id] = codec.columns_of(
+                        value_schema.row, table, is_ticdc=value_schema.is_ticdc
+                    )
             except DecodeError as error:
                 value_refused[schema_id] = error.message
         # A key's schema does not show who wrote it.
@@ -387,9 +393,11 @@ class _Schemas:
                 key_refused[schema_id] = error.message
         added = _key_only(keys, rows)
         rows = {schema_id: (*columns, *added) for schema_id, columns in rows.items()}
-        control = frozenset(schema_id for schema_id, one in values.items() if one.row is None)
+        control = frozenset(
+            schema_id for schema_id, value_schema in values.items() if value_schema.row is None
+        )
         connector = values[max(rows)].connector if rows else ""
-        names = frozenset(one.name for one in added)
+        names = frozenset(column.name for column in added)
         return cls(keys, rows, key_refused, value_refused, control, is_ticdc, connector, names)
 
 
@@ -400,12 +408,12 @@ def _key_only(
     (``ByLogicalTableRouter``).
     """
     there = {column.name for columns in rows.values() for column in columns}
-    found = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
-    return tuple(found.values())
+    key_columns = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
+    return tuple(key_columns.values())
 
 
 def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:
-    usable = {one: text for one, text in texts.items() if one not in refused}
+    usable = {schema_id: text for schema_id, text in texts.items() if schema_id not in refused}
     return SideSchemas(usable, dict(refused), dict(unknown))
 
 
@@ -417,14 +425,14 @@ def _key_names(
     *,
     needed: bool,
 ) -> tuple[str, ...]:
-    found = keys or (base.keys if base else None)
+    names = keys or (base.keys if base else None)
     for _, columns in sorted(key_schemas.items()):
-        found = found or tuple(column.name for column in columns)
-    if not found and needed:
+        names = names or tuple(column.name for column in columns)
+    if not names and needed:
         raise ConfigError(
             f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, set message.key.columns at the connector, or set "
             f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),
         )
-    return found or ()
+    return names or ()

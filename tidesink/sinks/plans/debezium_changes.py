@@ -120,16 +120,16 @@ class KeyFacts:
         key columns, so the database takes precedence over the ``definition``. A column that the table does
         not have in the database was renamed by a transform, so the database does not decide about it.
         """
-        known, named = self.identity, frozenset(keys)
+        identity, named = self.identity, frozenset(keys)
         if self.stated:
             return True
         if not named:
             return None
-        if known is None or not named <= known.columns:
+        if identity is None or not named <= identity.columns:
             return True if named <= self.primary else None
-        if known.is_full:
-            return True if named <= known.primary else None
-        return named <= known.sent
+        if identity.is_full:
+            return True if named <= identity.primary else None
+        return named <= identity.sent
 
     def confirm(self, keys: Collection[str]) -> bool:
         """Returns True if Postgres is known to send all columns of a key now, and so for later deletes."""
@@ -190,8 +190,8 @@ class DebeziumDecoder(TableDecoder):
         for event in events if self.warns else ():
             uncertain = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
             if isinstance(uncertain, tuple):
-                place = event.position
-                self._row_warnings[place.topic, place.partition, place.offset] = uncertain
+                position = event.position
+                self._row_warnings[position.topic, position.partition, position.offset] = uncertain
         return events
 
     @property
@@ -204,11 +204,13 @@ class DebeziumDecoder(TableDecoder):
         if not self._row_warnings:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        row_warnings = [self._row_warnings.pop(place, None) for place in zip(*places, strict=True)]
+        row_warnings = [self._row_warnings.pop(location, None) for location in zip(*places, strict=True)]
         key, names = self._key_names(changes)
         if self.key_facts.are_sent(names):
             return None
-        reasons = (one and _UNCERTAIN.format(", ".join(key), ", ".join(one)) for one in row_warnings)
+        reasons = (
+            columns and _UNCERTAIN.format(", ".join(key), ", ".join(columns)) for columns in row_warnings
+        )
         return pa.array(reasons, pa.string())
 
     @cached_property
@@ -284,10 +286,10 @@ class DebeziumDecoder(TableDecoder):
         reason = _UNSENT_KEY
         if are_sent is None:
             unsure = unsure & (_listed(changes.rows["unavailable_before"].combine_chunks(), names) > 0)
-            known = self.key_facts.identity
-            reason = _UNSURE_ROW if known is not None and known.is_full else _UNSURE_KEY
-        for at in np.flatnonzero(unsure).tolist():
-            yield at, UnnamedRowError(reason.format(", ".join(key)))
+            identity = self.key_facts.identity
+            reason = _UNSURE_ROW if identity is not None and identity.is_full else _UNSURE_KEY
+        for number in np.flatnonzero(unsure).tolist():
+            yield number, UnnamedRowError(reason.format(", ".join(key)))
 
     def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
         """Returns the columns of the changes' key, and those of them that rows have too."""
@@ -351,10 +353,10 @@ def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
     """
     if "headers" not in records.schema.names:
         return records
-    found = records.column("headers")
-    names = pc.struct_field(pc.list_flatten(found), "key")
+    headers = records.column("headers")
+    names = pc.struct_field(pc.list_flatten(headers), "key")
     if not pc.any(pc.equal(names, OLD_KEY)).as_py():
         return records.select([name for name in records.schema.names if name != "headers"])
-    named = [[one for one in row or () if one["key"] == OLD_KEY] for row in found.to_pylist()]
-    place = records.schema.get_field_index("headers")
-    return records.set_column(place, "headers", pa.array(named, found.type))
+    named = [[header for header in row or () if header["key"] == OLD_KEY] for row in headers.to_pylist()]
+    index = records.schema.get_field_index("headers")
+    return records.set_column(index, "headers", pa.array(named, headers.type))

@@ -124,24 +124,24 @@ class JsonWriter:
     @property
     def identity(self) -> tuple[str, ...]:
         """Identifies the schema. All writers with the same columns have the same identity."""
-        return tuple(sorted(one.text for one in self.columns))
+        return tuple(sorted(column.text for column in self.columns))
 
     @property
     def text(self) -> str:
         """The writer as JSON text, which ``writer_of`` restores."""
-        found = dict(self.__dict__)
-        return json.dumps({**found, "columns": [one.text for one in self.columns]}, sort_keys=True)
+        members = dict(self.__dict__)
+        return json.dumps({**members, "columns": [column.text for column in self.columns]}, sort_keys=True)
 
 
 def writer_of(text: str) -> JsonWriter:
     """Restore a writer from ``JsonWriter.text``."""
-    found: dict[str, Any] = json.loads(text)
+    members: dict[str, Any] = json.loads(text)
     return JsonWriter(
-        tuple(inferred_column(one) for one in found.pop("columns")),
-        tuple(found.pop("keys")),
-        place=Place(*found.pop("place")),
-        source=None if (source := found.pop("source")) is None else tuple(source),
-        **found,
+        tuple(inferred_column(column) for column in members.pop("columns")),
+        tuple(members.pop("keys")),
+        place=Place(*members.pop("place")),
+        source=None if (source := members.pop("source")) is None else tuple(source),
+        **members,
     )
 
 
@@ -179,52 +179,52 @@ class Writers:
     @property
     def in_use(self) -> JsonWriter:
         """The writer with a schema that is in use now."""
-        found = (one for one in self.with_schema if one.identity == self.newest)
-        return next(found, self.with_schema[-1])
+        writers = (writer for writer in self.with_schema if writer.identity == self.newest)
+        return next(writers, self.with_schema[-1])
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
         """Returns the writers with new writers added. ``later``: True if the first plan was already built."""
-        found, known = self, {one.identity: one for one in self.with_schema}
-        for one in sorted(new, key=_age):
-            if one.bare:
-                found = found._with_bare(one, later=later)
+        writers, by_identity = self, {writer.identity: writer for writer in self.with_schema}
+        for writer in sorted(new, key=_age):
+            if writer.bare:
+                writers = writers._with_bare(writer, later=later)
             else:
-                known[one.identity] = _joined(known.get(one.identity), one)
-            found = replace(
-                found,
-                flattened=found.flattened or one.flattened,
-                connector=one.connector or found.connector,
+                by_identity[writer.identity] = _joined(by_identity.get(writer.identity), writer)
+            writers = replace(
+                writers,
+                flattened=writers.flattened or writer.flattened,
+                connector=writer.connector or writers.connector,
             )
-        return replace(found, with_schema=tuple(sorted(known.values(), key=_age)))
+        return replace(writers, with_schema=tuple(sorted(by_identity.values(), key=_age)))
 
-    def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
-        reported = {column.column.name: column for column in one.columns}
+    def _with_bare(self, writer: JsonWriter, *, later: bool) -> Writers:
+        reported = {column.column.name: column for column in writer.columns}
         new = reported.keys() - self.reported.keys() if later else set[str]()
         return replace(
             self,
             reported={**self.reported, **reported},
-            reported_keys=self.reported_keys or one.keys,
+            reported_keys=self.reported_keys or writer.keys,
             reported_later=self.reported_later | new,
-            reported_ticdc=self.reported_ticdc or one.is_ticdc,
+            reported_ticdc=self.reported_ticdc or writer.is_ticdc,
         )
 
 
-def _age(one: JsonWriter) -> tuple[bool, int, int, int]:
-    timestamp, offset, partition = one.place
+def _age(writer: JsonWriter) -> tuple[bool, int, int, int]:
+    timestamp, offset, partition = writer.place
     return timestamp is None, timestamp or 0, offset, partition
 
 
-def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
+def _joined(previous: JsonWriter | None, writer: JsonWriter) -> JsonWriter:
     """Combine two descriptions of the same writer's schema."""
-    if known is None:
-        return one
+    if previous is None:
+        return writer
     return replace(
-        known,
-        keys=known.keys or one.keys,
-        flattened=known.flattened or one.flattened,
-        is_ticdc=known.is_ticdc or one.is_ticdc,
-        place=min(known, one, key=_age).place,
-        source=extreme(min, known.source, one.source),
+        previous,
+        keys=previous.keys or writer.keys,
+        flattened=previous.flattened or writer.flattened,
+        is_ticdc=previous.is_ticdc or writer.is_ticdc,
+        place=min(previous, writer, key=_age).place,
+        source=extreme(min, previous.source, writer.source),
     )
 
 
@@ -282,12 +282,12 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
         bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
         is_ticdc = changes.rows["commit_ts"].null_count < changes.rows.num_rows
-        identity, known = self._looked_up(changes.schema)
-        known = known and facts.flattened <= self.options.debezium_unwrapped
+        identity, is_covered = self._looked_up(changes.schema)
+        is_covered = is_covered and facts.flattened <= self.options.debezium_unwrapped
         if not bare:
-            known = known and identity in self.known and is_ticdc <= self.is_ticdc
-            known = known and (self.keyed or not keys)
-        if known:
+            is_covered = is_covered and identity in self.known and is_ticdc <= self.is_ticdc
+            is_covered = is_covered and (self.keyed or not keys)
+        if is_covered:
             return ()
         reported = tuple(
             InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
@@ -346,17 +346,17 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """Returns the identity of a schema's writer, and True if the plan has all its columns with sufficient
         types.
         """
-        found = self._schemas.get(id(schema))
-        if found is None or found[0] is not schema:
+        cached = self._schemas.get(id(schema))
+        if cached is None or cached[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
             facts = self._codec.facts_of(schema)
             reported = tuple(
                 InferredColumn(column, column.name in facts.guessed) for column in schema.columns
             )
-            found = schema, JsonWriter(reported).identity, self._holds(schema)
-            self._schemas[id(schema)] = found
-        return found[1], found[2]
+            cached = schema, JsonWriter(reported).identity, self._holds(schema)
+            self._schemas[id(schema)] = cached
+        return cached[1], cached[2]
 
     def _holds(self, schema: TableSchema) -> bool:
         """Returns True if the plan has all columns of a schema with types that hold their values."""
@@ -371,7 +371,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return self._types(merged) == self._types(shape)
 
     def _leaves_out(self, name: str, fold: NameFold) -> bool:
-        return fold(name) in {fold(one) for one in self.unread}
+        return fold(name) in {fold(column) for column in self.unread}
 
     def _types(self, shape: TargetSchema) -> list[tuple[str, str]]:
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
@@ -380,20 +380,22 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """Returns the location of the earliest of these changes."""
         rows = changes.rows.select(["record", "offset", "partition"])
         times = self._batch["timestamp"]
-        found = pa.table(
+        locations = pa.table(
             {
                 "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
                 "offset": rows["offset"],
                 "partition": rows["partition"],
             }
         )
-        order = [(name, "ascending") for name in found.column_names]
-        return Place(*found.take(pc.sort_indices(found, order)[:1]).to_pylist()[0].values())
+        order = [(name, "ascending") for name in locations.column_names]
+        return Place(*locations.take(pc.sort_indices(locations, order)[:1]).to_pylist()[0].values())
 
     @cached_property
     def _codec(self) -> LoneCodec:
-        known = TableSchema(self.table, tuple(Column(one.name, one.type) for one in self.shape.columns))
-        return LoneCodec(self.options, self.definition, known)
+        schema = TableSchema(
+            self.table, tuple(Column(column.name, column.type) for column in self.shape.columns)
+        )
+        return LoneCodec(self.options, self.definition, schema)
 
     @cached_property
     def _schemas(self) -> dict[int, tuple[TableSchema, tuple[str, ...], bool]]:
@@ -408,10 +410,10 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
     if "timestamp" not in records.schema.names:
         return None
-    found = records.column("timestamp")
-    if pa.types.is_integer(found.type):
-        return found.cast(pa.int64())
-    return found.cast(pa.timestamp("ms", found.type.tz), safe=False).cast(pa.int64())
+    timestamps = records.column("timestamp")
+    if pa.types.is_integer(timestamps.type):
+        return timestamps.cast(pa.int64())
+    return timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False).cast(pa.int64())
 
 
 # Plans
@@ -460,36 +462,36 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     """
     named = keys or (base.keys if base else None) or _key_names(writers, definition)
     types = joined_types(definition, stored)
-    found = _column_lists(table, writers, definition, types)
+    column_lists = _column_lists(table, writers, definition, types)
     if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
-    told = TICDC if is_ticdc else writers.connector
+    named_connector = TICDC if is_ticdc else writers.connector
     # The case of names is only known once a record with a row was read.
-    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(told or connector)
+    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(named_connector or connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
             exact_names=is_exact,
         )
-        for columns in found
+        for columns in column_lists
     ]
     shape = _doubted(merged_in_order(shapes, base, left_out=left_out), writers.reported_later)
     shape = replace(shape, exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
-    gone = _gone(shape, writers, definition)
+    dropped = _gone(shape, writers, definition)
     unread = unread_columns(shape, left_out)
     key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
-        found[-1],
-        connector=told,
+        column_lists[-1],
+        connector=named_connector,
         keys=shape.keys,
         is_confirmed=key_facts.confirm(shape.keys),
-        gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
+        gone=[column.name for column in shape.columns if shape.fold(column.name) in dropped],
     )
-    keyed = any(one.keys for one in writers.with_schema)
-    has_ticdc_schema = any(one.is_ticdc for one in writers.with_schema)
+    keyed = any(writer.keys for writer in writers.with_schema)
+    has_ticdc_schema = any(writer.is_ticdc for writer in writers.with_schema)
     decoder = DebeziumJsonDecoder(
         table,
         replace(
@@ -502,20 +504,20 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
         shape=shape,
         unread=unread,
-        known=frozenset(one.identity for one in writers.with_schema),
+        known=frozenset(writer.identity for writer in writers.with_schema),
         keyed=keyed,
         is_ticdc=is_ticdc,
         key_facts=key_facts,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
-        uses_headers=needs_old_keys(found, told)
-        or (told in (POSTGRES, "") and bool(untyped_columns(writers, types, left_out))),
+        uses_headers=needs_old_keys(column_lists, named_connector)
+        or (named_connector in (POSTGRES, "") and bool(untyped_columns(writers, types, left_out))),
     )
     return DecodePlan(
         TargetRows(shape, _dropped(writers, shape.fold), unread=unread),
         decoder,
         keeps_values=True,
-        gone=gone,
+        gone=dropped,
         logs=logs,
         warnings=tuple(remarks),
     )
@@ -525,9 +527,9 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
     """Returns the key columns: of records with a schema, else of records without one, else of the
     definition.
     """
-    for one in writers.with_schema:
-        if one.keys:
-            return one.keys
+    for writer in writers.with_schema:
+        if writer.keys:
+            return writer.keys
     if writers.reported_keys or definition is None:
         return writers.reported_keys
     return tuple(column.name for column in definition.handle_columns)
@@ -538,8 +540,8 @@ def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
 
     Returns None without any schema.
     """
-    given = [one for one in schemas if one is not None]
-    columns = {column.name: column for one in reversed(given) for column in one.columns}
+    given = [schema for schema in schemas if schema is not None]
+    columns = {column.name: column for schema in reversed(given) for column in schema.columns}
     return TableSchema(given[0].table, tuple(columns.values())) if len(given) > 1 else next(iter(given), None)
 
 
@@ -552,14 +554,14 @@ def untyped_columns(
     Columns that the target does not have (``left_out``) need no type, unless they belong to the key.
     """
     typed = typed_names(writers) | (types.by_name.keys() if types is not None else set())
-    found = [name for name, one in writers.reported.items() if one.guessed and name not in typed]
+    names = [name for name, inferred in writers.reported.items() if inferred.guessed and name not in typed]
     fold = folding(writers.reported)
-    return tuple(name for name in found if name in writers.reported_keys or not left_out(name, fold))
+    return tuple(name for name in names if name in writers.reported_keys or not left_out(name, fold))
 
 
 def typed_names(writers: Writers) -> frozenset[str]:
     """Returns the columns that at least one writer's schema has."""
-    return frozenset(reported.column.name for one in writers.with_schema for reported in one.columns)
+    return frozenset(reported.column.name for writer in writers.with_schema for reported in writer.columns)
 
 
 def untyped_refusal(
@@ -586,19 +588,24 @@ def _column_lists(
     schema.
     """
     defined = types.by_name if types is not None else {}
-    lists, typed = [one.columns for one in writers.with_schema], typed_names(writers)
-    known = [one for name, one in writers.reported.items() if not (one.guessed and name in typed)]
-    reported = [tuple(known)] if known else []
-    found = [tuple(defined.get(one.column.name, one.column) for one in some) for some in (*lists, *reported)]
+    lists, typed = [writer.columns for writer in writers.with_schema], typed_names(writers)
+    columns = [
+        inferred for name, inferred in writers.reported.items() if not (inferred.guessed and name in typed)
+    ]
+    reported = [tuple(columns)] if columns else []
+    column_lists = [
+        tuple(defined.get(inferred.column.name, inferred.column) for inferred in some)
+        for some in (*lists, *reported)
+    ]
     if not lists and definition is not None:
-        found.insert(0, definition.columns)
-    if not found:
+        column_lists.insert(0, definition.columns)
+    if not column_lists:
         raise ConfigError(
             f"The topic has no record with a row of {table} yet, so it cannot be read. Check "
             f"that the connector has sent a row.",
             table=str(table),
         )
-    return found
+    return column_lists
 
 
 def _doubted(shape: TargetSchema, later: Container[str]) -> TargetSchema:
@@ -612,14 +619,14 @@ def _doubted(shape: TargetSchema, later: Container[str]) -> TargetSchema:
 
 def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
     """Returns what is known about columns that writers lack, with the first row of each writer."""
-    names = [_names((reported.column for reported in one.columns), fold) for one in writers.with_schema]
-    columns = {one: one for one in names}
+    names = [_names((reported.column for reported in writer.columns), fold) for writer in writers.with_schema]
+    columns = {name_set: name_set for name_set in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
     are_comparable = not _started_again(writers.with_schema)
-    for there, one in zip(names, writers.with_schema, strict=True):
-        offsets = {} if one.place == _NOWHERE else {one.place.partition: one.place.offset}
-        sources = {number: one.source for number in offsets if one.source is not None}
-        first = FirstRows(offsets, one.source, sources, are_comparable)
+    for there, writer in zip(names, writers.with_schema, strict=True):
+        offsets = {} if writer.place == _NOWHERE else {writer.place.partition: writer.place.offset}
+        sources = {number: writer.source for number in offsets if writer.source is not None}
+        first = FirstRows(offsets, writer.source, sources, are_comparable)
         first_rows[there] = first.joined(first_rows.get(there, first))
     history = [*columns]
     if names:
@@ -634,7 +641,7 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
     """Returns True if a later writer's rows have lower positions, so that two servers wrote them."""
-    placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
+    placed = [writer for writer in writers if writer.place != _NOWHERE and writer.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)
         for a, b in permutations(placed, 2)
@@ -653,7 +660,7 @@ def _is_earlier(one: Place, other: Place) -> bool:
 
 
 def _is_ticdc(writers: Writers) -> bool:
-    return writers.reported_ticdc or any(one.is_ticdc for one in writers.with_schema)
+    return writers.reported_ticdc or any(writer.is_ticdc for writer in writers.with_schema)
 
 
 def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:

@@ -81,10 +81,10 @@ class FlatAvroDecoder(TableDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
         if self._sums:
-            found = rows_from_events(records, self.decode, self.values)
+            batch = rows_from_events(records, self.decode, self.values)
         else:
-            found = super().decode_batch(records)
-        return replace(found, faults=tuple(named_faults(records, found.faults, "flat-avro")))
+            batch = super().decode_batch(records)
+        return replace(batch, faults=tuple(named_faults(records, batch.faults, "flat-avro")))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
         """Returns a warning for each row that is applied although it does not match its checksum; null for
@@ -93,7 +93,7 @@ class FlatAvroDecoder(TableDecoder):
         if not self._row_warnings:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        reasons = [self._row_warnings.pop(place, None) for place in zip(*places, strict=True)]
+        reasons = [self._row_warnings.pop(location, None) for location in zip(*places, strict=True)]
         return pa.array(reasons, pa.string())
 
     @property
@@ -206,7 +206,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     shape = _shape(
         table,
         # A topic that has only deletes so far has only the key columns.
-        [value_read[one] for one in dict.fromkeys(used)] or list(key_read.values()),
+        [value_read[schema_id] for schema_id in dict.fromkeys(used)] or list(key_read.values()),
         named,
         base=base,
         zero_date=zero_date,
@@ -219,7 +219,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
     )
     dropped = DroppedById.of(
-        {number: one.column_names for number, one in value_read.items()}, used, shape.fold, first_rows
+        {number: record.column_names for number, record in value_read.items()}, used, shape.fold, first_rows
     )
     there = {shape.fold(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(
@@ -262,17 +262,17 @@ def _key_names(
     *,
     needed: bool,
 ) -> tuple[str, ...]:
-    found = keys or (base.keys if base else None)
+    names = keys or (base.keys if base else None)
     for record in key_schemas:
-        found = found or record.column_names
-    if not found and needed:
+        names = names or record.column_names
+    if not names and needed:
         raise ConfigError(
             f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, or set mode: append to keep its changes; "
             f"{IDENTITIES['flat-avro']}",
             table=str(table),
         )
-    return found or ()
+    return names or ()
 
 
 def _of_other_keys(

@@ -103,52 +103,52 @@ class CanalJsonDecoding(PlannedDecoding):
         """True if the table is known only from its rows: neither a definition nor DDL defines it."""
         return self._declared is None and self._ddl.get(self._table) is None
 
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read the topic's DDL and build the decode plan. If no DDL defines the table, its first rows are
         read.
 
         DDL from before the table's start defines columns, but changes none of the table's rows.
         """
         self._starts = starts
-        self._ddl.recall(found)
+        self._ddl.recall(topic_offsets)
         if self._declared is None:
-            self._ddl.scan(self._session, found)
+            self._ddl.scan(self._session, topic_offsets)
             if self._ddl.get(self._table) is None:
-                self._ddl.scan(self._session, self._ends_now(found))
+                self._ddl.scan(self._session, self._ends_now(topic_offsets))
             if self._ddl.get(self._table) is None:
-                self._look_elsewhere(found)
+                self._look_elsewhere(topic_offsets)
         self._make()
 
-    def _look_elsewhere(self, found: TopicOffsets) -> None:
+    def _look_elsewhere(self, topic_offsets: TopicOffsets) -> None:
         """Find the columns of a table without DDL: in its rows, or in the source database if it has no rows
         yet.
         """
         database = self._context.config.source.database
         if database is None or self._table not in self._tables.unmet:
-            self._peek(found)
+            self._peek(topic_offsets)
         elif (statement := created_by(database, self._table)) is not None:
-            self._ddl.define(found, statement)
+            self._ddl.define(topic_offsets, statement)
 
-    def _peek(self, found: TopicOffsets) -> None:
+    def _peek(self, topic_offsets: TopicOffsets) -> None:
         """Read parts of the topic that double in size, until one has a row of the table."""
-        parts = self._of_table(found).partitions
-        everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
+        parts = self._of_table(topic_offsets).partitions
+        everything = [OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()]
         for part in growing_parts(everything, _PEEKED_RECORDS):
             if self._words:
                 return
             self._context.stop.check()
             self._read_words(part)
 
-    def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
+    def _ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Returns the topic's current end offsets.
 
         Brokers report the end of each partition separately. So a DDL event may be written after the end of
         partition 0 was requested, and a row that needs this DDL before the end of its own partition was
         requested.
         """
-        return self._context.topics.ends_now(found)
+        return self._context.topics.ends_now(topic_offsets)
 
-    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Read DDL that may precede rows of the ranges, if the rows themselves cannot show that it is
         missing.
 
@@ -159,7 +159,7 @@ class CanalJsonDecoding(PlannedDecoding):
         others = (part.records for part in ranges or () if part.partition != DDL_PARTITION)
         beyond = ranges is None or any(others)
         if beyond and (self._follows_rows or (self._declared is None and self._numbers_members())):
-            self._newer_ddl(self._ends_now(found))
+            self._newer_ddl(self._ends_now(topic_offsets))
 
     @property
     def _follows_rows(self) -> bool:
@@ -173,28 +173,33 @@ class CanalJsonDecoding(PlannedDecoding):
     def row_ddl(self) -> tuple[RowDdl, ...]:
         """Returns the DDL that was read so far and changes rows of the table, from the table's start on."""
         begin = self._starts.get(DDL_PARTITION, 0)
-        return tuple(one for one in self._ddl.row_ddl(self._table) if one.offset >= begin)
+        return tuple(event for event in self._ddl.row_ddl(self._table) if event.offset >= begin)
 
     def reported(self) -> SourceColumns | None:
         """Returns the table's columns by the topic's DDL.
 
         Returns None without DDL, or if the config has a definition.
         """
-        known = self._ddl.reported(self._table)
-        if self._declared is not None or known is None:
+        topic_table = self._ddl.reported(self._table)
+        if self._declared is not None or topic_table is None:
             return None
-        dropped_columns = {fold_name(column.name): column for column in known.dropped_columns}
-        columns = {fold_name(column.name): column for column in known.current.columns}
+        dropped_columns = {fold_name(column.name): column for column in topic_table.dropped_columns}
+        columns = {fold_name(column.name): column for column in topic_table.current.columns}
         renamed = {}
-        for old, new in known.renamed.items():
+        for old, new in topic_table.renamed.items():
             was = dropped_columns.pop(fold_name(old), None)
-            reads_on = fold_name(old) not in known.reused and _reads_on(columns[fold_name(new)], was)
-            reused = not known.reused.isdisjoint((fold_name(old), fold_name(new)))
-            at = known.removals.get(fold_name(old), "")
-            renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
+            reads_on = fold_name(old) not in topic_table.reused and _reads_on(columns[fold_name(new)], was)
+            reused = not topic_table.reused.isdisjoint((fold_name(old), fold_name(new)))
+            parting = topic_table.removals.get(fold_name(old), "")
+            renamed[old] = Renamed(new, reads_on, reused=reused, at=parting)
         former_columns = tuple(dropped_columns.values())
         return SourceColumns(
-            known.current, former_columns, renamed, known.readded, known.removals, known.renames
+            topic_table.current,
+            former_columns,
+            renamed,
+            topic_table.readded,
+            topic_table.removals,
+            topic_table.renames,
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
@@ -204,12 +209,14 @@ class CanalJsonDecoding(PlannedDecoding):
         name.
         """
         there = {*map(fold_name, self._known_columns()), *map(fold_name, renamed)}
-        lacking = {name: found for name, found in held.items() if name not in there}
+        lacking = {name: held_type for name, held_type in held.items() if name not in there}
         zero_date = self._settings.zero_date
-        kept = tuple(column for column in self._dropped_columns() if _stays(column, lacking, zero_date))
-        if renamed != self._renamed or kept:
+        kept_columns = tuple(
+            column for column in self._dropped_columns() if _stays(column, lacking, zero_date)
+        )
+        if renamed != self._renamed or kept_columns:
             self._renamed = dict(renamed)
-            self._make(kept)
+            self._make(kept_columns)
 
     def meet_others(self, missed: Missed) -> None:
         """Note the other tables in a batch's records. They get tasks of their own."""
@@ -237,11 +244,11 @@ class CanalJsonDecoding(PlannedDecoding):
         """Returns the plan, with the names of the topic's known tables, which separate this table's records
         from others.
         """
-        plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
-        if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
+        plan, tables = super().columns(), frozenset((self._table, *self._tables.known()))
+        if self._shared is None or self._shared[0] is not plan or self._shared[1] != tables:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
-            topic = TableNames(known, self._context.config.source.opens_up_to)
-            self._shared = plan, known, replace(plan, decoder=replace(plan.decoder, topic=topic))
+            topic = TableNames(tables, self._context.config.source.opens_up_to)
+            self._shared = plan, tables, replace(plan, decoder=replace(plan.decoder, topic=topic))
         return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
@@ -255,13 +262,13 @@ class CanalJsonDecoding(PlannedDecoding):
             return False
         return self._newer_ddl(missed.found)
 
-    def _newer_ddl(self, found: TopicOffsets) -> bool:
+    def _newer_ddl(self, topic_offsets: TopicOffsets) -> bool:
         """Read new DDL, and build a new decode plan if the table's columns differ from the plan's. Returns
         True in this case.
 
         Another task may have read the DDL already.
         """
-        self._ddl.scan(self._session, found)
+        self._ddl.scan(self._session, topic_offsets)
         schema = self._schema()
         # A table that was dropped or renamed has no columns any longer. Its remaining rows have the columns
         # of the plan.
@@ -287,8 +294,8 @@ class CanalJsonDecoding(PlannedDecoding):
         """Read the distinct sets of column and type names in this table's rows, with one Spark job."""
         if not any(part.records for part in ranges):
             return
-        found = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
-        self._words += newest_forms(one for forms in found for one in forms)
+        form_lists = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
+        self._words += newest_forms(form for forms in form_lists for form in forms)
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
@@ -319,23 +326,23 @@ class CanalJsonDecoding(PlannedDecoding):
         ``reported``: columns that DDL defines.
         """
         definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
-        shapes, found = RowShapes(definitions, None), dict[str, Column]()
+        shapes, columns = RowShapes(definitions, None), dict[str, Column]()
         for words in self._words:
             shape = shapes.find(
                 *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
             )
             for column in shape.schema.columns:
-                found.setdefault(fold_name(column.name), column)
-        return found
+                columns.setdefault(fold_name(column.name), column)
+        return columns
 
     def _dropped_columns(self) -> tuple[Column, ...]:
         """Returns the columns that were dropped from the table, by the topic's DDL."""
         return () if self._declared is not None else self._ddl.dropped_columns(self._table)
 
-    def _make(self, kept: Sequence[Column] = ()) -> None:
+    def _make(self, kept_columns: Sequence[Column] = ()) -> None:
         """Build the decode plan.
 
-        ``kept``: dropped columns that the target still has, and that stay in the plan.
+        ``kept_columns``: dropped columns that the target still has, and that stay in the plan.
         """
         schema, settings = self._schema(), self._settings
         if schema is None:
@@ -351,7 +358,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._planned = schema
         plan = canal_json_plan(
             schema,
-            base=self._base(schema, kept),
+            base=self._base(schema, kept_columns),
             keys=settings.keys,
             zero_date=settings.zero_date,
             ambiguous_time=settings.ambiguous_time,
@@ -373,15 +380,15 @@ class CanalJsonDecoding(PlannedDecoding):
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
-    def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TargetSchema | None:
+    def _base(self, schema: TableSchema, kept_columns: Sequence[Column]) -> TargetSchema | None:
         """Returns the last plan's schema as the base of the next plan.
 
         A column that was found in rows before its DDL was read gets its default now.
         """
         if self._plan is None:
             return None
-        known = with_dropped(without(self._plan.shape, self._renamed), kept)
-        shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
+        previous = with_dropped(without(self._plan.shape, self._renamed), kept_columns)
+        shape = with_defaults(previous, shape_of(schema, keys=self._settings.keys))
         # DDL that was read ahead may change a column's type and then drop the column. Rows from between the
         # two are still unread.
         dropped_columns = self._dropped_columns()
@@ -395,7 +402,7 @@ def _with_replaced(shape: TargetSchema, words: Iterable[RowWords], reported: Con
     """Mark columns that are known only from rows: each may be a renamed column that never occurs together
     with it.
     """
-    forms = [{fold_name(name) for name in one.names} for one in words]
+    forms = [{fold_name(name) for name in row_words.names} for row_words in words]
     columns = []
     for column in shape.columns:
         name = fold_name(column.name)
@@ -417,19 +424,19 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 
     Key columns and virtual columns do not stay.
     """
-    found = held.get(fold_name(column.name))
-    if found is None or column.handle or column.virtual:
+    held_type = held.get(fold_name(column.name))
+    if held_type is None or column.handle or column.virtual:
         return False
-    return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
+    return wider_ddl(held_type, spark_type(column.type, zero_date=zero_date).ddl) is not None
 
 
 def _with_earlier(column: Column, dropped_columns: Sequence[Column]) -> Column:
     """Returns a column that was found in rows, with its earlier types if it is a dropped column of the same
     type.
     """
-    for known in dropped_columns:
-        if fold_name(known.name) == fold_name(column.name) and known.type == column.type:
-            return replace(column, earlier=known.earlier)
+    for former_column in dropped_columns:
+        if fold_name(former_column.name) == fold_name(column.name) and former_column.type == column.type:
+            return replace(column, earlier=former_column.earlier)
     return column
 
 

@@ -71,8 +71,8 @@ class DatabaseTypes:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A warning with the next step, if a record did not fit its column."""
-        found = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
-        return (_MISFIT.format(columns=", ".join(found)),) if self._misfit else ()
+        columns = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
+        return (_MISFIT.format(columns=", ".join(columns)),) if self._misfit else ()
 
     def decide(self, columns: Iterable[Column]) -> None:
         """Decide the types of columns of which rows have only type names. The database is queried for new
@@ -83,14 +83,22 @@ class DatabaseTypes:
             SourceUnavailableError: The database does not answer.
             StateStoreError: The state store does not answer.
         """
-        kept = self._recalled()
-        known = kept or {}
-        new = [one for one in columns if lacks_digits(one.type) and fold_name(one.name) not in known]
-        if self._look is None or (kept is not None and not new):
+        recalled = self._recalled()
+        sql_types = recalled or {}
+        new = [
+            column
+            for column in columns
+            if lacks_digits(column.type) and fold_name(column.name) not in sql_types
+        ]
+        if self._look is None or (recalled is not None and not new):
             return
-        looks = bool(new) and not (kept is None and _has_batches(self._store, self._pipeline, self._table))
-        found = self._look(self._table) if looks else {}
-        self._keep({**known, **{fold_name(one.name): _sql_of(one, found) for one in new}})
+        looks = bool(new) and not (
+            recalled is None and _has_batches(self._store, self._pipeline, self._table)
+        )
+        database_types = self._look(self._table) if looks else {}
+        self._keep(
+            {**sql_types, **{fold_name(column.name): _sql_of(column, database_types) for column in new}}
+        )
 
     def refined(self, column: Column) -> Column:
         """Returns a column with its type from the database, if that type is known and agrees with the type
@@ -99,8 +107,8 @@ class DatabaseTypes:
         sql = (self._recalled() or {}).get(fold_name(column.name))
         if sql is None or not lacks_digits(column.type):
             return column
-        found = parse_sql_type(sql)
-        return replace(column, type=found) if _agrees(found, column.type) else column
+        column_type = parse_sql_type(sql)
+        return replace(column, type=column_type) if _agrees(column_type, column.type) else column
 
     def look_again(self, columns: Iterable[Column], *, misfit: bool) -> bool:
         """Query the database again after a bad record. Returns True if a column's type is wider now.
@@ -113,18 +121,18 @@ class DatabaseTypes:
             SourceUnavailableError: The database does not answer.
             StateStoreError: The state store does not answer.
         """
-        known = self._recalled() or {}
-        looked_up = [one for one in columns if known.get(fold_name(one.name)) is not None]
+        sql_types = self._recalled() or {}
+        looked_up = [column for column in columns if sql_types.get(fold_name(column.name)) is not None]
         if self._look is None or not looked_up:
             return False
-        found, wider = self._look(self._table), dict(known)
-        for one in looked_up:
-            name = fold_name(one.name)
-            before, now = known[name], _sql_of(one, found)
+        database_types, wider = self._look(self._table), dict(sql_types)
+        for column in looked_up:
+            name = fold_name(column.name)
+            before, now = sql_types[name], _sql_of(column, database_types)
             if before is not None and now is not None:
                 wider[name] = _holding_both(before, now)
-        self._misfit = misfit and wider == known
-        if wider == known:
+        self._misfit = misfit and wider == sql_types
+        if wider == sql_types:
             return False
         self._keep(wider)
         return True
@@ -135,10 +143,10 @@ class DatabaseTypes:
         self._read = True
         return self._known
 
-    def _keep(self, known: dict[str, str | None]) -> None:
+    def _keep(self, sql_types: dict[str, str | None]) -> None:
         if self._store is not None:
-            self._store.save_document(_KIND, self._name, known)
-        self._known = known
+            self._store.save_document(_KIND, self._name, sql_types)
+        self._known = sql_types
 
 
 def _has_batches(store: StateStore | None, pipeline: str, table: TableId) -> bool:
@@ -192,8 +200,8 @@ class DatabaseColumns:
     @property
     def schema(self) -> TableSchema | None:
         """The columns that were found in the source database, or None."""
-        found = tuple(column for column in (self._recalled() or {}).values() if column is not None)
-        return TableSchema(self._table, found) if found else None
+        columns = tuple(column for column in (self._recalled() or {}).values() if column is not None)
+        return TableSchema(self._table, columns) if columns else None
 
     def covers(self, name: str) -> bool:
         """Returns True if the database was queried for a column and has the table, with or without the
@@ -212,32 +220,34 @@ class DatabaseColumns:
             SourceUnavailableError: The database does not answer.
             StateStoreError: The state store does not answer.
         """
-        kept = self._recalled()
-        known = kept or {}
-        new = [name for name in names if name not in known]
+        recalled = self._recalled()
+        stored_columns = recalled or {}
+        new = [name for name in names if name not in stored_columns]
         if self._look is None or not new:
             return
-        if kept is None and self._was_text and _has_batches(self._store, self._pipeline, self._table):
+        if recalled is None and self._was_text and _has_batches(self._store, self._pipeline, self._table):
             self._keep(dict.fromkeys(new))
             return
-        found = self._look(self._table)
-        if found is not None:
-            columns = {one.name: one for one in found.columns if one.name not in typed}
-            self._keep({**dict.fromkeys(new), **columns, **known})
+        schema = self._look(self._table)
+        if schema is not None:
+            columns = {column.name: column for column in schema.columns if column.name not in typed}
+            self._keep({**dict.fromkeys(new), **columns, **stored_columns})
 
     def _recalled(self) -> Mapping[str, Column | None] | None:
         if not self._read and self._store is not None:
             stored = self._store.load_document(_COLUMNS, self._name)
             if stored is not None:
-                self._known = {name: one and _column_of(one) for name, one in stored.items()}
+                self._known = {name: column and _column_of(column) for name, column in stored.items()}
         self._read = True
         return self._known
 
-    def _keep(self, known: dict[str, Column | None]) -> None:
+    def _keep(self, columns: dict[str, Column | None]) -> None:
         if self._store is not None and self._keeps:
-            document = {name: one and asdict(replace(one, earlier=())) for name, one in known.items()}
+            document = {
+                name: column and asdict(replace(column, earlier=())) for name, column in columns.items()
+            }
             self._store.save_document(_COLUMNS, self._name, document)
-        self._known = known
+        self._known = columns
 
 
 def _column_of(stored: Mapping[str, Any]) -> Column:
@@ -294,8 +304,8 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
-        found = stored_table(connection, table)
-    return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
+        stored = stored_table(connection, table)
+    return {fold_name(name): kind for name, kind in stored.types.items()} if stored else {}
 
 
 def database_connector(settings: DatabaseSettings | None) -> str:
@@ -327,8 +337,8 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
 
     url, replica = settings.url.get_secret_value(), settings.replica
     with connected(url, replica=replica) as connection, translated(OPTION):
-        found = stored_table(connection, table)
-    return None if found is None else found.replica_identity
+        stored = stored_table(connection, table)
+    return None if stored is None else stored.replica_identity
 
 
 class AskedIdentity:
@@ -375,8 +385,12 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
     # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
-        found = create_statement(connection, table)
-    return None if found is None else DdlStatement(table.schema, found[0], found[1], table=table.name)
+        statement = create_statement(connection, table)
+    return (
+        None
+        if statement is None
+        else DdlStatement(table.schema, statement[0], statement[1], table=table.name)
+    )
 
 
 def lacks_digits(column_type: ColumnType) -> bool:
@@ -386,17 +400,21 @@ def lacks_digits(column_type: ColumnType) -> bool:
     )
 
 
-def _sql_of(column: Column, found: Mapping[str, ColumnType]) -> str | None:
+def _sql_of(column: Column, database_types: Mapping[str, ColumnType]) -> str | None:
     """Returns a column's SQL type in the database.
 
     Returns None without the column, or if it disagrees with rows.
     """
-    kind = found.get(fold_name(column.name))
+    kind = database_types.get(fold_name(column.name))
     return kind.sql if kind is not None and _agrees(kind, column.type) else None
 
 
-def _agrees(found: ColumnType, word: ColumnType) -> bool:
-    return agrees(found, word) and not lacks_digits(found) and _is_unsigned(found) == _is_unsigned(word)
+def _agrees(database_type: ColumnType, word: ColumnType) -> bool:
+    return (
+        agrees(database_type, word)
+        and not lacks_digits(database_type)
+        and _is_unsigned(database_type) == _is_unsigned(word)
+    )
 
 
 def _is_unsigned(column_type: ColumnType) -> bool:

@@ -46,8 +46,8 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
     settings = context.config.table_config(table)
     check_merged(settings)
     module, _, function = DECODINGS[context.config.source.protocol].partition(":")
-    found: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
-    return projected(found, table, settings.projection, context.config.destination(table), session)
+    decoding: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
+    return projected(decoding, table, settings.projection, context.config.destination(table), session)
 
 
 class PlannedDecoding:
@@ -63,9 +63,9 @@ class PlannedDecoding:
         self._plan: DecodePlan | None = None
         self._starts: Starts = NO_STARTS
 
-    def _of_table(self, found: TopicOffsets) -> TopicOffsets:
+    def _of_table(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Returns the topic's offsets as if all records before the table's start had expired."""
-        return started_at(found, self._starts)
+        return started_at(topic_offsets, self._starts)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class LoneDecoding(PlannedDecoding, ABC):
     """Source of schemas for a table with its own topic, whose records contain the types. No DDL is read."""
 
     @abstractmethod
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Build the first decode plan."""
 
     @abstractmethod

@@ -119,8 +119,8 @@ class RecordTypes:
             self._database.decide(names, typed_names(writers))
         if self._refused(writers):
             # The connector may send schemas by now. They supply the types of earlier records too.
-            found = [*newest()]
-            writers = writers.with_new(found) if joined is None else joined(found)
+            newest_writers = [*newest()]
+            writers = writers.with_new(newest_writers) if joined is None else joined(newest_writers)
         if refused := self._refused(writers):
             asked, is_ticdc = self._database.can_ask, writers.reported_ticdc
             raise untyped_refusal(self._topic, self._table, refused, asked=asked, is_ticdc=is_ticdc)

@@ -29,19 +29,21 @@ class SchemaUse(Generic[W]):
     """
 
     def __init__(self, spans: Mapping[W, Mapping[int, RowSpan]] | None = None) -> None:
-        self._spans: dict[W, dict[int, RowSpan]] = {one: dict(rows) for one, rows in (spans or {}).items()}
+        self._spans: dict[W, dict[int, RowSpan]] = {
+            schema_id: dict(rows) for schema_id, rows in (spans or {}).items()
+        }
         self._make_index()
 
     @staticmethod
-    def from_document(found: Any) -> SchemaUse[int]:
+    def from_document(document: Any) -> SchemaUse[int]:
         """Restore the rows from ``document``.
 
         Earlier versions stored only last rows, which are used as first rows too.
         """
         return SchemaUse(
             {
-                int(one): {int(n): _span(*values) for n, values in rows.items()}
-                for one, rows in (found or {}).items()
+                int(schema_id): {int(n): _span(*values) for n, values in rows.items()}
+                for schema_id, rows in (document or {}).items()
             }
         )
 
@@ -49,8 +51,8 @@ class SchemaUse(Generic[W]):
     def document(self) -> dict[str, Any]:
         """The rows as a mapping that can be written as JSON."""
         return {
-            str(one): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
-            for one, rows in self._spans.items()
+            str(schema_id): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
+            for schema_id, rows in self._spans.items()
         }
 
     def saw(self, schema_id: W, partition: int, rows: RowSpan) -> bool:
@@ -59,11 +61,11 @@ class SchemaUse(Generic[W]):
         They cannot change it if no first row changes, and the schema already had the last rows.
         """
         spans = self._spans.setdefault(schema_id, {})
-        known, (_, last_id) = spans.get(partition), self._last.get(partition, (0, schema_id))
-        joined = spans[partition] = rows if known is None else rows.joined(known)
-        if known == joined:
+        previous, (_, last_id) = spans.get(partition), self._last.get(partition, (0, schema_id))
+        joined = spans[partition] = rows if previous is None else rows.joined(previous)
+        if previous == joined:
             return False
-        changed = known is None or joined.first != known.first or last_id != schema_id
+        changed = previous is None or joined.first != previous.first or last_id != schema_id
         for member, values in self._greatest.items():
             value, mine = getattr(rows.last, member), values.get(schema_id)
             if value is not None and (mine is None or value > mine):
@@ -79,9 +81,9 @@ class SchemaUse(Generic[W]):
         A schema that has the last row of a partition is kept. Any other forgotten schema can only come back
         into use with rows that are still unread.
         """
-        kept = {*versions[-MOST_SCHEMAS:], *(schema_id for _, schema_id in self._last.values())}
-        if self._spans.keys() - kept:
-            self._spans = {one: rows for one, rows in self._spans.items() if one in kept}
+        kept_ids = {*versions[-MOST_SCHEMAS:], *(schema_id for _, schema_id in self._last.values())}
+        if self._spans.keys() - kept_ids:
+            self._spans = {version: rows for version, rows in self._spans.items() if version in kept_ids}
             self._make_index()
 
     def _make_index(self) -> None:
@@ -89,24 +91,28 @@ class SchemaUse(Generic[W]):
         schema.
         """
         self._last: dict[int, tuple[int, W]] = {}
-        for one, rows in self._spans.items():
+        for schema_id, rows in self._spans.items():
             for n, span in rows.items():
                 if n not in self._last or self._last[n][0] <= span.last.offset:
-                    self._last[n] = (span.last.offset, one)
+                    self._last[n] = (span.last.offset, schema_id)
         self._greatest: dict[str, dict[W, Any]] = {}
         for member in ("source", "time"):
             best = {
-                one: extreme(max, *(getattr(span.last, member) for span in rows.values()))
-                for one, rows in self._spans.items()
+                schema_id: extreme(max, *(getattr(span.last, member) for span in rows.values()))
+                for schema_id, rows in self._spans.items()
             }
-            self._greatest[member] = {one: value for one, value in best.items() if value is not None}
+            self._greatest[member] = {
+                schema_id: value for schema_id, value in best.items() if value is not None
+            }
 
     def first_rows_in(self, versions: Sequence[W]) -> dict[W, FirstRows]:
         """Returns the first observed rows by schema, with a flag that shows if source positions can be
         compared.
         """
         comparable = not self.started_again(versions)
-        return {one: rows._replace(are_comparable=comparable) for one, rows in self.first_rows.items()}
+        return {
+            schema_id: rows._replace(are_comparable=comparable) for schema_id, rows in self.first_rows.items()
+        }
 
     def started_again(self, versions: Sequence[W]) -> bool:
         """Returns True if source positions restarted, because two servers wrote them without a common order.
@@ -118,14 +124,14 @@ class SchemaUse(Generic[W]):
         first of them on: the first copies of rows are in the order of positions, and later copies have higher
         offsets.
         """
-        seen = [self._spans[one] for one in dict.fromkeys(versions) if one in self._spans]
+        seen = [self._spans[version] for version in dict.fromkeys(versions) if version in self._spans]
         numbers = {n for rows in seen for n in rows}
         return any(_started_again([rows[n] for rows in seen if n in rows]) for n in numbers)
 
     @property
     def first_rows(self) -> dict[W, FirstRows]:
         """The first observed rows, by schema."""
-        return {one: _first_rows(rows) for one, rows in self._spans.items()}
+        return {schema_id: _first_rows(rows) for schema_id, rows in self._spans.items()}
 
     @property
     def order(self) -> Any:
@@ -135,11 +141,16 @@ class SchemaUse(Generic[W]):
         """
         numbers = {n for rows in self._spans.values() for n in rows}
         by_offset = [
-            sorted((rows[n].last.offset, str(one)) for one, rows in self._spans.items() if n in rows)
+            sorted(
+                (rows[n].last.offset, str(schema_id)) for schema_id, rows in self._spans.items() if n in rows
+            )
             for n in sorted(numbers)
         ]
-        greatest = [sorted((at, str(one)) for one, at in best.items()) for best in self._greatest.values()]
-        return [[one for _, one in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
+        greatest = [
+            sorted((value, str(schema_id)) for schema_id, value in best.items())
+            for best in self._greatest.values()
+        ]
+        return [[schema_id for _, schema_id in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
 
     def newest(self, versions: Sequence[W]) -> W:
         """Returns the schema in use.
@@ -162,25 +173,25 @@ class SchemaUse(Generic[W]):
         """
         if versions[-1] not in self._spans:
             return versions[-1]
-        seen = [one for one in dict.fromkeys(versions) if one in self._spans]
+        seen = [version for version in dict.fromkeys(versions) if version in self._spans]
         sources = {} if self.started_again(versions) else self._greatest["source"]
         wins = dict.fromkeys(seen, 0)
         for old, new in combinations(seen, 2):
             wins[new if self._is_later(new, old, sources) else old] += 1
-        return max(reversed(seen), key=lambda one: wins[one])
+        return max(reversed(seen), key=lambda version: wins[version])
 
     def _is_later(self, new: W, old: W, sources: Mapping[W, Any]) -> bool:
         """Returns True if schema ``new`` is later than the older version ``old``, by the rules of
         ``newest``.
         """
-        if (found := _is_greater(sources, new, old)) is not None:
-            return found
+        if (is_later := _is_greater(sources, new, old)) is not None:
+            return is_later
         rows, others = self._spans[new], self._spans[old]
         votes = {rows[n].last.offset > others[n].last.offset for n in rows.keys() & others.keys()}
         if len(votes) == 1:
             return votes == {True}
-        found = _is_greater(self._greatest["time"], new, old)
-        return True if found is None else found
+        is_later = _is_greater(self._greatest["time"], new, old)
+        return True if is_later is None else is_later
 
 
 def _is_greater(values: Mapping[W, Any], one: W, other: W) -> bool | None:
@@ -199,9 +210,9 @@ def _started_again(spans: Sequence[RowSpan]) -> bool:
     """
     placed = [span for span in spans if span.first.source is not None]
     greatest: tuple[int, ...] | None = None
-    for at, span in enumerate(placed):
+    for index, span in enumerate(placed):
         is_less = greatest is not None and span.first.source is not None and greatest > span.first.source
-        if is_less and any(_contradicts(old, span) for old in placed[:at]):
+        if is_less and any(_contradicts(old, span) for old in placed[:index]):
             return True
         greatest = extreme(max, greatest, span.last.source)
     return False

@@ -121,7 +121,7 @@ class RegisteredDecoding(LoneDecoding):
     def _found_subjects(self) -> bool:
         """Returns True if the schemas that are known from the topic's subjects suffice for a plan."""
 
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read the topic's subjects and build the decode plan. Without subjects, schema ids are read from the
         first records.
 
@@ -132,27 +132,27 @@ class RegisteredDecoding(LoneDecoding):
         self._starts = starts
         if starts:
             self._schemas.takes_all = False
-            self._schemas.look_up(self._peeked_ids(self._of_table(found)))
-            self._schemas.look_up(self._last_ids(found))
+            self._schemas.look_up(self._peeked_ids(self._of_table(topic_offsets)))
+            self._schemas.look_up(self._last_ids(topic_offsets))
             if not self._found_subjects():
                 self._schemas.take_newest()
         else:
             self._schemas.read_subjects()
             if not self._found_subjects():
-                self._schemas.look_up(self._peeked_ids(found))
+                self._schemas.look_up(self._peeked_ids(topic_offsets))
         self._make()
         if self._can_return:
-            self._use = self._stored_use(found)
-            self._look_at_ends(found)
+            self._use = self._stored_use(topic_offsets)
+            self._look_at_ends(topic_offsets)
             self._order = self._newest_order
             self._make()
 
-    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Find the schema in use, if rows are written that follow all records of the topic, as in a
         snapshot.
         """
-        if ranges is None and self._can_return and self._look_at_ends(found):
-            self._use_changed(found)
+        if ranges is None and self._can_return and self._look_at_ends(topic_offsets):
+            self._use_changed(topic_offsets)
 
     @property
     def _history(self) -> tuple[int, ...]:
@@ -184,36 +184,36 @@ class RegisteredDecoding(LoneDecoding):
         self._use.forget_old(versions)
         return self._use.order, self._use.started_again(versions)
 
-    def _look_at_ends(self, found: TopicOffsets) -> bool:
+    def _look_at_ends(self, topic_offsets: TopicOffsets) -> bool:
         """Note the schemas of each partition's last rows.
 
         Returns True if the order of the schemas may have changed.
         """
         plan, changed = self.columns(), False
         for message in self._context.source.messages_here(
-            last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_RECORDS)
+            last_records(self._topic, self._of_table(topic_offsets), self._looked_to, most=_LAST_RECORDS)
         ):
             schema_id = schema_id_of(message.value)
             if schema_id is not None and schema_id in self._schemas.texts["value"]:
                 row = RowPosition(message.offset, _source_of(plan, message), message.timestamp)
                 changed = self._use.saw(schema_id, message.partition, RowSpan.of(row)) or changed
-        self._looked_to = {number: at.latest for number, at in found.partitions.items()}
+        self._looked_to = {number: offsets.latest for number, offsets in topic_offsets.partitions.items()}
         return changed
 
-    def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
+    def _met_rows(self, summary: BatchSummary, topic_offsets: TopicOffsets) -> bool:
         """Note a batch's rows by schema. Returns True if a new decode plan was built that may change rows of
         the batch.
 
         The first offset of each schema within a range is known in the task that decodes the range.
         """
         changed = [
-            self._use.saw(schema_id, place.partition, rows)
-            for place, at in summary.places.items()
-            for schema_id, rows in at.writers.items()
+            self._use.saw(schema_id, topic_partition.partition, rows)
+            for topic_partition, partition_summary in summary.places.items()
+            for schema_id, rows in partition_summary.writers.items()
         ]
         if not (any(changed) and self._can_return):
             return False
-        return self._use_changed(found)
+        return self._use_changed(topic_offsets)
 
     @property
     def _basis(self) -> Any:
@@ -221,7 +221,9 @@ class RegisteredDecoding(LoneDecoding):
         own rows.
         """
         first_rows = self._first_rows.items()
-        return self._history, {one: (rows.source, rows.are_comparable) for one, rows in first_rows}
+        return self._history, {
+            schema_id: (rows.source, rows.are_comparable) for schema_id, rows in first_rows
+        }
 
     def _make(self) -> None:
         plan = self._planned()
@@ -230,7 +232,7 @@ class RegisteredDecoding(LoneDecoding):
             plan = replace(plan, decoder=replace(plan.decoder, uses_headers=True))
         self._plan, self._planned_by = plan, self._basis
 
-    def _use_changed(self, found: TopicOffsets) -> bool:
+    def _use_changed(self, topic_offsets: TopicOffsets) -> bool:
         """If the order of the schemas changed, build a new plan and store the order.
 
         Returns True if the new plan may give other values to rows.
@@ -240,7 +242,7 @@ class RegisteredDecoding(LoneDecoding):
             return False
         self._order, before = order, self._planned_by
         self._make()
-        document = {"topic-id": found.topic_id, "rows": self._use.document}
+        document = {"topic-id": topic_offsets.topic_id, "rows": self._use.document}
         store, name = self._context.store, self._use_name
         self._context.noted(
             self._table,
@@ -249,7 +251,7 @@ class RegisteredDecoding(LoneDecoding):
         )
         return bool(self._planned_by != before)
 
-    def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
+    def _stored_use(self, topic_offsets: TopicOffsets) -> SchemaUse[int]:
         """Returns the order in which schemas were in use, as an earlier run of the worker stored it.
 
         Empty if the topic was recreated since.
@@ -261,17 +263,17 @@ class RegisteredDecoding(LoneDecoding):
             unless="which schema was in use is not known",
         )
         stored = stored or {}
-        same = stored.get("topic-id") == found.topic_id
+        same = stored.get("topic-id") == topic_offsets.topic_id
         return SchemaUse.from_document(stored.get("rows")) if same else SchemaUse()
 
     @property
     def _use_name(self) -> str:
         return f"{self._context.config.pipeline}/{self._topic}"
 
-    def _last_ids(self, found: TopicOffsets) -> Ids:
+    def _last_ids(self, topic_offsets: TopicOffsets) -> Ids:
         """Returns the schema ids in the last records of each partition, from the table's start on."""
         ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
-        parts = last_records(self._topic, self._of_table(found), {}, most=_LAST_RECORDS)
+        parts = last_records(self._topic, self._of_table(topic_offsets), {}, most=_LAST_RECORDS)
         for message in self._context.source.messages_here(parts):
             found_ids = {"key": schema_id_of(message.key), "value": schema_id_of(message.value)}
             for part in PARTS:
@@ -279,25 +281,25 @@ class RegisteredDecoding(LoneDecoding):
                     ids[part].add(schema_id)
         return ids
 
-    def _peeked_ids(self, found: TopicOffsets) -> Ids:
+    def _peeked_ids(self, offsets: TopicOffsets) -> Ids:
         """Returns the schema ids in the topic's first records.
 
         Raises:
             ConfigError: The records have AWS Glue's header or have their schema ids in headers, so no id is
                 known.
         """
-        heads, elsewhere = peeked_heads(self._context, found)
+        heads, elsewhere = peeked_heads(self._context, offsets)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
-                f"The records of topic {found.topic} have an AWS Glue schema registry header, but workers "
+                f"The records of topic {offsets.topic} have an AWS Glue schema registry header, but workers "
                 f"read only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
             raise ConfigError(
-                f"The records of topic {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
+                f"The records of topic {offsets.topic} cannot be read: {elsewhere}.", table=str(self._table)
             )
         return ids
 
@@ -332,17 +334,17 @@ class RegisteredDecoding(LoneDecoding):
         are bad records, and their reason names the headers after the worker's next start.
         """
         texts = self._schemas.texts
-        known = texts["key"].keys() | texts["value"].keys() | self._without_headers
-        odd = [one for one in summary.bad_records if one.schema_id not in known]
+        known_ids = texts["key"].keys() | texts["value"].keys() | self._without_headers
+        odd = [record for record in summary.bad_records if record.schema_id not in known_ids]
         records: Sequence[UnplannedRecord | BadRecord] = summary.unplanned_records if lacks else odd
         if not records:
             return False
-        place, offset = records[0].place, records[0].offset
-        part = OffsetRange(place.topic, place.partition, offset, offset + 1)
+        topic_partition, offset = records[0].place, records[0].offset
+        part = OffsetRange(topic_partition.topic, topic_partition.partition, offset, offset + 1)
         if any(
-            record_ids_in_headers(batch, at) is not None
+            record_ids_in_headers(batch, index) is not None
             for batch in self._context.source.read_here([part])
-            for at in range(batch.num_rows)
+            for index in range(batch.num_rows)
         ):
             return True
         if not lacks:
@@ -359,34 +361,36 @@ def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
         events = plan.decoder.decode(message)
     except TidesinkError:
         return None
-    return next((one.position.source for one in events if isinstance(one, ChangeEvent)), None)
+    return next((event.position.source for event in events if isinstance(event, ChangeEvent)), None)
 
 
 def peeked_heads(
-    context: WorkerContext, found: TopicOffsets
+    context: WorkerContext, topic_offsets: TopicOffsets
 ) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
     """Returns the first five bytes (Confluent's header) of keys and values in a topic's first records.
 
     Records with schema ids in headers are left out. The second result is the reason why such records cannot
     be read, or None if there are none.
     """
-    everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
+    everything = [
+        OffsetRange(topic_offsets.topic, n, *offsets) for n, offsets in topic_offsets.partitions.items()
+    ]
     heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
     elsewhere = None
     for batch in context.source.read_here(plan_ranges(everything, max_records=_PEEKED_RECORDS)):
-        reasons = [record_ids_in_headers(batch, at) for at in range(batch.num_rows)]
-        elsewhere = next((one for one in reasons if one is not None), elsewhere)
-        framed = batch.filter(pa.array([one is None for one in reasons], pa.bool_()))
-        for part, known in heads.items():
-            known.update(
+        reasons = [record_ids_in_headers(batch, index) for index in range(batch.num_rows)]
+        elsewhere = next((reason for reason in reasons if reason is not None), elsewhere)
+        framed = batch.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
+        for part, part_heads in heads.items():
+            part_heads.update(
                 pc.unique(pc.binary_slice(framed.column(part), 0, HEADER_SIZE).drop_null()).to_pylist()
             )
-    return {part: frozenset(known) for part, known in heads.items()}, elsewhere
+    return {part: frozenset(part_heads) for part, part_heads in heads.items()}, elsewhere
 
 
 def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:
     """Returns the schema ids in Confluent headers: a zero byte, then the id in 4 bytes, big-endian."""
-    return tuple(sorted(one for head in heads if (one := schema_id_of(head)) is not None))
+    return tuple(sorted(schema_id for head in heads if (schema_id := schema_id_of(head)) is not None))
 
 
 Ids = Mapping[SubjectPart, Iterable[int]]
@@ -469,7 +473,7 @@ class WriterSchemas:
         """The ids that the registry does not have or that cannot be used, with the reason why their records
         are bad.
         """
-        return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
+        return {schema_id: refused.reason for (_, schema_id), refused in self._unknown.items()}
 
     def versions(self, part: SubjectPart) -> tuple[int, ...]:
         """Returns the known schema ids in the order of the subject's versions.
@@ -477,11 +481,11 @@ class WriterSchemas:
         Ids do not always grow with versions, because a registry reuses the id that a schema has under another
         subject. An id without a version is inserted after all smaller ids.
         """
-        found = [one for one in self._versions[part] if one in self.texts[part]]
-        for schema_id in sorted(self.texts[part].keys() - {*found}):
-            smaller = [at for at, one in enumerate(found) if one < schema_id]
-            found.insert(smaller[-1] + 1 if smaller else 0, schema_id)
-        return tuple(found)
+        ids = [known_id for known_id in self._versions[part] if known_id in self.texts[part]]
+        for schema_id in sorted(self.texts[part].keys() - {*ids}):
+            smaller = [index for index, known_id in enumerate(ids) if known_id < schema_id]
+            ids.insert(smaller[-1] + 1 if smaller else 0, schema_id)
+        return tuple(ids)
 
     def read_subjects(self) -> None:
         """Read all versions of the topic's subjects, because a column's history needs all of them."""
@@ -512,14 +516,14 @@ class WriterSchemas:
     def look_again(self) -> bool:
         """Request again the ids that were unknown some time ago. Returns True if one of them is known now."""
         late = self._clock() - ASK_AGAIN_SECONDS
-        stale = [place for place, found in self._unknown.items() if found.asked <= late]
+        stale = [key for key, refused in self._unknown.items() if refused.asked <= late]
         if not stale:
             return False
         self.read_subjects()
         for part, schema_id in stale:
             if not self._known(part, schema_id):
                 self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
-        return any(place not in self._unknown for place in stale)
+        return any(key not in self._unknown for key in stale)
 
     def _lacking(self, ids: Ids) -> Iterator[tuple[SubjectPart, int]]:
         for part in PARTS:
@@ -534,10 +538,14 @@ class WriterSchemas:
             SchemaNotFoundError: The registry does not have one of them.
         """
         self._read_subjects()
-        missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
+        missing = [
+            (part, schema_id)
+            for part, schema_id in list(self._lacking(ids))
+            if not self._known(part, schema_id)
+        ]
         if missing:
             raise SchemaNotFoundError(
-                f"The schema registry does not have schema ids {sorted({one for _, one in missing})}.",
+                f"The schema registry does not have schema ids {sorted({number for _, number in missing})}.",
                 topic=self._topic,
             )
 
@@ -558,7 +566,7 @@ class WriterSchemas:
         except UnusableSchemaError as error:
             self._refuse(part, schema_id, f"Schema id {schema_id} cannot be used. {error.message}")
             return True
-        names = {_full_name(known) for known in self.texts[part].values()}
+        names = {_full_name(known_text) for known_text in self.texts[part].values()}
         if names and _full_name(text) not in names and not self._of_no_table(text):
             self._refuse(part, schema_id, _OTHERS_SCHEMA.format(schema_id, _full_name(text)))
         else:
@@ -584,21 +592,21 @@ class WriterSchemas:
             ids = []
             for version in versions:
                 try:
-                    found = self._registry.schema_by_version(name, version)
+                    registered = self._registry.schema_by_version(name, version)
                 except UnusableSchemaError as error:
                     # A version without records is only reported in this log message. Records with the version
                     # are bad records.
                     _log.warning("schema not used", subject=name, version=version, error=error.message)
                     continue
-                if self.takes_all or found.id in self.texts[part]:
-                    self._take(part, found.id, found.schema_text)
-                self._offered[part][found.id] = found.schema_text
-                ids.append(found.id)
+                if self.takes_all or registered.id in self.texts[part]:
+                    self._take(part, registered.id, registered.schema_text)
+                self._offered[part][registered.id] = registered.schema_text
+                ids.append(registered.id)
             self._versions[part] = ids
 
     def _take(self, part: SubjectPart, schema_id: int, text: str) -> None:
-        known = self.texts[part].get(schema_id, text)
-        if known != text and _parsed(known) != _parsed(text):
+        known_text = self.texts[part].get(schema_id, text)
+        if known_text != text and _parsed(known_text) != _parsed(text):
             raise RegistryError(_OTHER_NOW.format(schema_id), topic=self._topic, schema_id=schema_id)
         self.texts[part][schema_id] = text
         self._unknown.pop((part, schema_id), None)
@@ -809,17 +817,17 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         untyped = self._types.untyped(self._writers)
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
-    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+    def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read records from the table's start on until one defines the columns, and build the decode plan."""
         self._starts = starts
-        parts = self._of_table(found).partitions
-        everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
+        parts = self._of_table(topic_offsets).partitions
+        everything = [OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()]
         for part in growing_parts(everything, _PEEKED_JSON_RECORDS):
             if self._found_writer(part):
                 break
-        self._settle(found)
+        self._settle(topic_offsets)
         if self._lacks_named():
-            self._look_at_ends(found)
+            self._look_at_ends(topic_offsets)
 
     def _lacks_named(self) -> bool:
         """Returns True if the config names a column that the first record lacks. Newer records may have it.
@@ -835,23 +843,25 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
         return self._take(new, missed.found)
 
-    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Find the newest columns, if rows are written that follow all records of the topic, as in a
         snapshot.
 
         For other rows this is not needed, because tasks report new columns of the records that they decode.
         """
         if ranges is None:
-            self._look_at_ends(found)
+            self._look_at_ends(topic_offsets)
 
-    def _look_at_ends(self, found: TopicOffsets) -> None:
+    def _look_at_ends(self, topic_offsets: TopicOffsets) -> None:
         """Add the writers of each partition's last records."""
-        parts = last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_JSON_RECORDS)
+        parts = last_records(
+            self._topic, self._of_table(topic_offsets), self._looked_to, most=_LAST_JSON_RECORDS
+        )
         new = [writer for part in parts for writer in self._writers_in(part)]
-        self._take(new, found)
-        self._looked_to = {number: at.latest for number, at in found.partitions.items()}
+        self._take(new, topic_offsets)
+        self._looked_to = {number: offsets.latest for number, offsets in topic_offsets.partitions.items()}
 
-    def _take(self, new: Sequence[JsonWriter], found: TopicOffsets) -> bool:
+    def _take(self, new: Sequence[JsonWriter], topic_offsets: TopicOffsets) -> bool:
         """Add writers (schemas of records), and build a new decode plan if some of them are new.
 
         Returns True if a new decode plan was built.
@@ -861,41 +871,41 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             return False
         self._writers = writers
         try:
-            self._settle(found)
+            self._settle(topic_offsets)
         except TidesinkError:
             self._writers = before
             raise
         return True
 
-    def _settle(self, found: TopicOffsets) -> None:
+    def _settle(self, topic_offsets: TopicOffsets) -> None:
         """Build the decode plan, once all columns have a type or may be stored as text."""
-        typed = partial(self._typed_at_ends, found)
+        typed = partial(self._typed_at_ends, topic_offsets)
         self._writers = self._types.settled(self._writers, typed, self._with_new)
         self._make()
 
-    def _typed_at_ends(self, found: TopicOffsets) -> Iterator[JsonWriter]:
+    def _typed_at_ends(self, topic_offsets: TopicOffsets) -> Iterator[JsonWriter]:
         """Yields the newest writers with a schema in the last records of each partition."""
-        for part in last_records(self._topic, found, {}, most=_LAST_JSON_RECORDS):
+        for part in last_records(self._topic, topic_offsets, {}, most=_LAST_JSON_RECORDS):
             writer = newest_typed(self._messages_in(part), self._options)
             if writer is not None:
                 yield writer
 
     def _with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
         """Returns the known writers with new writers added, and with the writer that is in use."""
-        found = [*new]
-        for one in found:
-            if not one.bare:
-                row = RowPosition(one.place.offset, None, one.place.timestamp)
-                self._use.saw(one.identity, one.place.partition, RowSpan.of(row))
-        writers = self._writers.with_new(found, later=later)
-        known = [one.identity for one in writers.with_schema]
-        return replace(writers, newest=self._use.newest(known)) if known else writers
+        new_writers = [*new]
+        for writer in new_writers:
+            if not writer.bare:
+                row = RowPosition(writer.place.offset, None, writer.place.timestamp)
+                self._use.saw(writer.identity, writer.place.partition, RowSpan.of(row))
+        writers = self._writers.with_new(new_writers, later=later)
+        identities = [writer.identity for writer in writers.with_schema]
+        return replace(writers, newest=self._use.newest(identities)) if identities else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
         """Yields the writer of the last record in a range that has all columns, if there is such a record."""
-        found = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
-        if found is not None:
-            yield first_writer(found)
+        row = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
+        if row is not None:
+            yield first_writer(row)
 
     def _messages_in(self, part: OffsetRange) -> list[Message]:
         return [*self._context.source.messages_here([part])]
@@ -904,11 +914,11 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         """Read records of the ranges. Returns True if one of them defines the table's columns."""
         faults: list[DecodeError] = []
         messages = self._context.source.messages_here(ranges)
-        found = first_row(messages, self._options, self._types.schema, faults=faults)
+        row = first_row(messages, self._options, self._types.schema, faults=faults)
         self._fault = self._fault or next(iter(faults), None)
-        if found is not None:
-            self._writers = self._with_new([first_writer(found)])
-        return found is not None
+        if row is not None:
+            self._writers = self._with_new([first_writer(row)])
+        return row is not None
 
     def _make(self) -> None:
         settings = self._settings
@@ -932,15 +942,15 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 
 
 def last_records(
-    topic: str, found: TopicOffsets, known: Mapping[int, int], *, most: int
+    topic: str, topic_offsets: TopicOffsets, looked_to: Mapping[int, int], *, most: int
 ) -> list[OffsetRange]:
-    """Returns the offset ranges of each partition's last ``most`` records, without offsets before ``known``.
+    """Returns the ranges of each partition's last ``most`` records, without offsets before ``looked_to``.
 
     Empty ranges are left out.
     """
     ends = (
-        OffsetRange(topic, n, max(earliest, latest - most, known.get(n, 0)), latest)
-        for n, (earliest, latest) in found.partitions.items()
+        OffsetRange(topic, n, max(earliest, latest - most, looked_to.get(n, 0)), latest)
+        for n, (earliest, latest) in topic_offsets.partitions.items()
     )
     return [part for part in ends if part.records > 0]
 

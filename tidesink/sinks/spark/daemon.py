@@ -44,15 +44,15 @@ def leave_archives_out() -> None:
     This takes 0.1 s of CPU per task, which is most of a small batch. Archives of another PySpark
     (``SPARK_HOME``) and of users stay on the path.
     """
-    others = [place for place in sys.path if PurePath(place).suffix not in _ARCHIVES]
+    others = [entry for entry in sys.path if PurePath(entry).suffix not in _ARCHIVES]
     installed = PathFinder.find_spec("pyspark", others)
     if installed is None or installed.origin is None or PathFinder.find_spec("py4j", others) is None:
         return
     home = Path(installed.origin).resolve().parent
-    ours = {one for one in sys.path if one not in others and Path(one).resolve().is_relative_to(home)}
-    sys.path[:] = [place for place in sys.path if place not in ours]
-    for place in ours & sys.path_importer_cache.keys():
-        del sys.path_importer_cache[place]
+    ours = {entry for entry in sys.path if entry not in others and Path(entry).resolve().is_relative_to(home)}
+    sys.path[:] = [entry for entry in sys.path if entry not in ours]
+    for entry in ours & sys.path_importer_cache.keys():
+        del sys.path_importer_cache[entry]
 
 
 def import_modules(names: Iterable[str] = MODULES) -> None:
@@ -76,9 +76,9 @@ def answer_at_once() -> None:
     if quick is None:
         return
     for number in _sockets():
-        with suppress(OSError), _lent(number) as found:
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            found.setsockopt(socket.IPPROTO_TCP, quick, 1)  # until the kernel resets it
+        with suppress(OSError), _lent(number) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, quick, 1)  # until the kernel resets it
 
 
 @cache
@@ -86,14 +86,14 @@ def _sockets() -> tuple[int, ...]:
     """Returns the file descriptors of this process's connections at its first task, when only Spark has
     opened any.
     """
-    found, numbers = list[int](), list[int]()
+    descriptors, numbers = list[int](), list[int]()
     with suppress(OSError):  # not every system has this folder
-        numbers += [int(place.name) for place in Path("/proc/self/fd").iterdir()]
+        numbers += [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     for number in numbers:
-        with suppress(OSError), _lent(number) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
-                found.append(number)
-    return tuple(found)
+        with suppress(OSError), _lent(number) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                descriptors.append(number)
+    return tuple(descriptors)
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def _lent(number: int) -> Iterator[socket.socket]:
     Raises:
         OSError: The descriptor is not a socket.
     """
-    found = socket.socket(fileno=number)
+    socket_object = socket.socket(fileno=number)
     try:
-        yield found
+        yield socket_object
     finally:
-        found.detach()
+        socket_object.detach()
 
 
 def main() -> None:

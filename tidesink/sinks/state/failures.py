@@ -41,8 +41,8 @@ def failure_in(details: Mapping[str, Any]) -> Failure | None:
 
     Returns None if they have no failure, as in earlier versions.
     """
-    found = details.get(FAILURE)
-    return None if found is None else Failure(found["error"], found["since"], found["next_try"])
+    stored = details.get(FAILURE)
+    return None if stored is None else Failure(stored["error"], stored["since"], stored["next_try"])
 
 
 class Failures:
@@ -84,24 +84,26 @@ class Failures:
         ``pause``: seconds until the next attempt; None if the worker does not try again. ``text``: the text
         to show; None: the error's class and message.
         """
-        said, now = error_text(error) if text is None else text, self.clock()
+        message, now = error_text(error) if text is None else text, self.clock()
         with self._lock:
-            known = self._failures.get(table)
-            since = now if known is None else known.since
+            previous = self._failures.get(table)
+            since = now if previous is None else previous.since
             next_try = None if pause is None else now + pause
-            self._failures[table] = Failure(said, since, next_try, isinstance(error, SourceError))
+            self._failures[table] = Failure(message, since, next_try, isinstance(error, SourceError))
 
     def passed(self, table: TableId | None) -> None:
         """Record that a table's step succeeded, so that its failure ends."""
         with self._lock:
-            known = self._failures.pop(table, None)
-        if known is not None:
+            failure = self._failures.pop(table, None)
+        if failure is not None:
             self._tell(table)
 
     def ended(self) -> None:
         """Record that the worker ends, so that no failure has a next attempt."""
         with self._lock:
-            self._failures = {table: replace(one, next_try=None) for table, one in self._failures.items()}
+            self._failures = {
+                table: replace(failure, next_try=None) for table, failure in self._failures.items()
+            }
 
     def _tell(self, table: TableId | None) -> None:
         changed = self._followers.get(table)

@@ -193,21 +193,21 @@ def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> lis
     Raises:
         StateStoreError: The store does not answer.
     """
-    found = [
+    events = [
         StoredDdl(*event)._replace(table=str(table))
         for table in tables
         for event in store.load_document(_KIND, _name(pipeline, table)) or ()
     ]
-    return sorted(found, key=lambda event: (event.table, event.topic, event.partition, event.offset))
+    return sorted(events, key=lambda event: (event.table, event.topic, event.partition, event.offset))
 
 
 def _merged(stored: Sequence[Any], events: Iterable[StoredDdl], batch: int) -> list[list[Any]]:
-    known = {_identity(event): list(event) for event in stored}
+    merged = {_identity(event): list(event) for event in stored}
     for event in events:
         shown = event._replace(batch=batch, query=event.query[:MOST_QUERY], table="")
-        known.setdefault(_identity(event), list(shown))
+        merged.setdefault(_identity(event), list(shown))
     # A batch's events are in Kafka's order per partition.
-    return list(known.values())[-MOST_EVENTS:]
+    return list(merged.values())[-MOST_EVENTS:]
 
 
 def _identity(event: Sequence[Any]) -> tuple[Any, ...]:
@@ -299,9 +299,9 @@ class TopicProgress:
         Until they are read, rows may be older than they were before the rewind.
         """
         return {
-            number: OffsetsAgain(at.next_offset, at.again_to)
-            for number, at in self.partitions.items()
-            if at.again_to is not None
+            number: OffsetsAgain(partition.next_offset, partition.again_to)
+            for number, partition in self.partitions.items()
+            if partition.again_to is not None
         }
 
     @property
@@ -309,9 +309,9 @@ class TopicProgress:
         """The last applied record of each partition whose leader epoch is known."""
         # Earlier versions could store a record after the applied ones, which is ignored.
         return {
-            number: at.last
-            for number, at in self.partitions.items()
-            if at.last is not None and at.last.offset < at.next_offset
+            number: partition.last
+            for number, partition in self.partitions.items()
+            if partition.last is not None and partition.last.offset < partition.next_offset
         }
 
 
@@ -446,9 +446,9 @@ class Progress:
         """Returns the first offset of a partition that is not applied yet; None if the partition was never
         read.
         """
-        known = self.topics.get(topic)
-        at = known.partitions.get(partition) if known else None
-        return at.low_water_offset if at else None
+        topic_progress = self.topics.get(topic)
+        partition_progress = topic_progress.partitions.get(partition) if topic_progress else None
+        return partition_progress.low_water_offset if partition_progress else None
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
@@ -583,9 +583,9 @@ def from_document(document: object) -> Progress:
         ProgressError: The mapping is not progress, or its format version is not supported.
     """
     if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
-        found = document.get("version") if isinstance(document, dict) else None
+        version = document.get("version") if isinstance(document, dict) else None
         raise ProgressError(
-            f"The stored progress has format version {found!r}, but this tidesink reads version "
+            f"The stored progress has format version {version!r}, but this tidesink reads version "
             f"{FORMAT_VERSION}. Use the tidesink version that wrote it, or a newer version."
         )
     try:
@@ -601,15 +601,22 @@ def _topic_document(topic: TopicProgress) -> dict[str, Any]:
     return {
         "topic_id": topic.topic_id,
         "partitions": {
-            str(number): _partition_document(at) for number, at in sorted(topic.partitions.items())
+            str(number): _partition_document(partition)
+            for number, partition in sorted(topic.partitions.items())
         },
     }
 
 
-def _partition_document(at: PartitionProgress) -> list[Any]:
-    more = [at.again_to, *([] if at.last is None else [[*at.last]])]
-    again = more if any(one is not None for one in more) else []
-    return [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark, *again]
+def _partition_document(partition: PartitionProgress) -> list[Any]:
+    more = [partition.again_to, *([] if partition.last is None else [[*partition.last]])]
+    again = more if any(value is not None for value in more) else []
+    return [
+        partition.next_offset,
+        partition.low_water_offset,
+        partition.applied_commit_ts,
+        partition.watermark,
+        *again,
+    ]
 
 
 def _read(document: dict[str, Any]) -> Progress:
@@ -633,7 +640,10 @@ def _read(document: dict[str, Any]) -> Progress:
     if "source_reads" in document or not _may_have_read(progress):
         return progress
     offsets = {
-        name: {n: max(at.low_water_offset, at.again_to or 0) for n, at in topic.partitions.items()}
+        name: {
+            n: max(partition.low_water_offset, partition.again_to or 0)
+            for n, partition in topic.partitions.items()
+        }
         for name, topic in progress.topics.items()
     }
     return replace(progress, source_reads=earlier_reads(offsets))
@@ -641,12 +651,12 @@ def _read(document: dict[str, Any]) -> Progress:
 
 def _may_have_read(progress: Progress) -> bool:
     """Returns True if the table may have rows of a snapshot that older dead letters must not replace."""
-    found = progress.snapshot
-    if progress.sequence_by != "kafka" or found is None:
+    snapshot = progress.snapshot
+    if progress.sequence_by != "kafka" or snapshot is None:
         return False
     # A first load without applied rows has no key. All other snapshots have a key, or followed an earlier
     # snapshot.
-    return bool(found.key or found.done or found.number)
+    return bool(snapshot.key or snapshot.done or snapshot.number)
 
 
 def _read_ddl(document: dict[str, Any] | None) -> DdlProgress | None:
@@ -689,18 +699,22 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
     )
 
 
-def _read_moment(found: Any) -> int | None:
-    return None if found is None else int(found)
+def _read_moment(stored: Any) -> int | None:
+    return None if stored is None else int(stored)
 
 
 def _read_topic(name: str, document: dict[str, Any]) -> TopicProgress:
-    partitions = {int(number): _read_partition(*at) for number, at in document["partitions"].items()}
+    partitions = {int(number): _read_partition(*stored) for number, stored in document["partitions"].items()}
     return TopicProgress(name, document["topic_id"], partitions)
 
 
 def _read_partition(*stored: Any) -> PartitionProgress:
-    at = PartitionProgress(*stored)
-    return at if at.last is None else replace(at, last=LastRecord(*map(int, at.last)))
+    partition = PartitionProgress(*stored)
+    return (
+        partition
+        if partition.last is None
+        else replace(partition, last=LastRecord(*map(int, partition.last)))
+    )
 
 
 def _read_sequence(word: object) -> SequenceBy:

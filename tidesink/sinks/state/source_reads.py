@@ -89,15 +89,15 @@ def standing_of(
     ``reads``: the table's snapshots and resyncs. ``topic``, ``partition`` and ``offset`` locate the letter's
     record. ``has_read``: returns whether a limited snapshot read the letter's row; None if that is not known.
     """
-    found: Standing = "open"
+    standing: Standing = "open"
     for read in reads:
-        span, known = read.span(topic, partition), not read.limited or has_read(read)
-        if offset >= span.last or known is False:
+        span, was_read = read.span(topic, partition), not read.limited or has_read(read)
+        if offset >= span.last or was_read is False:
             continue
-        if read.settles and known and offset < span.first:
+        if read.settles and was_read and offset < span.first:
             return "settled"
-        found = "unsure"
-    return found
+        standing = "unsure"
+    return standing
 
 
 def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
@@ -121,21 +121,21 @@ def with_part(
     ``read``: the snapshot or resync, without spans. ``offsets``: where changes continue after the part, by
     topic and partition. ``begins``: True if it is the first part.
     """
-    before = next((one for one in reads if one.number == read.number), None)
+    before = next((recorded for recorded in reads if recorded.number == read.number), None)
 
     def span(topic: str, partition: int, offset: int) -> Span:
         if before is None:
             # The offsets of the first part are not known if an earlier version applied it.
             return Span(offset if begins else 0, offset)
-        known = before.span(topic, partition)
-        return Span(known.first, max(known.last, offset))
+        previous = before.span(topic, partition)
+        return Span(previous.first, max(previous.last, offset))
 
     old = before.spans if before is not None else {}
     spans: dict[str, Mapping[int, Span]] = {**old}
     for topic, parts in offsets.items():
         new = {number: span(topic, number, offset) for number, offset in parts.items()}
         spans[topic] = {**old.get(topic, {}), **new}
-    others = [one for one in reads if one.number != read.number]
+    others = [recorded for recorded in reads if recorded.number != read.number]
     return _few([*others, replace(read, spans=spans)])
 
 
@@ -145,28 +145,30 @@ def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int])
     Changes that are applied again may be older than the rows of a snapshot. So it is no longer known whether
     dead letters after these offsets must still be applied.
     """
-    found = []
+    rewound_reads = []
     for read in reads:
         parts = {
             number: Span(min(span.first, offsets[number]), span.last) if number in offsets else span
             for number, span in read.spans.get(topic, {}).items()
         }
-        found.append(replace(read, spans={**read.spans, topic: parts}) if parts else read)
-    return _few(found)
+        rewound_reads.append(replace(read, spans={**read.spans, topic: parts}) if parts else read)
+    return _few(rewound_reads)
 
 
 def _few(reads: Sequence[SourceRead]) -> tuple[SourceRead, ...]:
     """Returns the reads that still have a consequence for dead letters, newest last."""
-    found = _without_replaced(reads)
-    limited = [one for one in found if one.limited]
+    remaining = _without_replaced(reads)
+    limited = [read for read in remaining if read.limited]
     for old in limited[: max(0, len(limited) - MOST_LIMITED)]:
-        found[found.index(old)] = SourceRead(old.number, old.spans)
-    return tuple(_without_replaced(found))
+        remaining[remaining.index(old)] = SourceRead(old.number, old.spans)
+    return tuple(_without_replaced(remaining))
 
 
 def _without_replaced(reads: Sequence[SourceRead]) -> list[SourceRead]:
     return [
-        one for at, one in enumerate(reads) if not any(_replaces(later, one) for later in reads[at + 1 :])
+        read
+        for index, read in enumerate(reads)
+        if not any(_replaces(later, read) for later in reads[index + 1 :])
     ]
 
 
@@ -187,18 +189,18 @@ def as_documents(reads: Sequence[SourceRead]) -> list[dict[str, Any]]:
     """
     return [
         {
-            "number": one.number,
-            "spans": {topic: _written(parts) for topic, parts in sorted(one.spans.items())},
-            **({"settles": True} if one.settles else {}),
-            **({} if one.keys is None else {"keys": one.keys}),
-            **({"where": [[*bound] for bound in one.where]} if one.where else {}),
+            "number": read.number,
+            "spans": {topic: _written(parts) for topic, parts in sorted(read.spans.items())},
+            **({"settles": True} if read.settles else {}),
+            **({} if read.keys is None else {"keys": read.keys}),
+            **({"where": [[*bound] for bound in read.where]} if read.where else {}),
         }
-        for one in reads
+        for read in reads
     ]
 
 
 def _written(parts: Mapping[int, Span]) -> dict[str, Any]:
-    return {str(n): [*one] if one.first < one.last else one.last for n, one in sorted(parts.items())}
+    return {str(n): [*span] if span.first < span.last else span.last for n, span in sorted(parts.items())}
 
 
 def from_documents(documents: Sequence[Mapping[str, Any]]) -> tuple[SourceRead, ...]:
@@ -209,18 +211,18 @@ def from_documents(documents: Sequence[Mapping[str, Any]]) -> tuple[SourceRead, 
     """
     return tuple(
         SourceRead(
-            int(one["number"]),
-            {topic: _read(parts) for topic, parts in one["spans"].items()},
-            bool(one.get("settles", False)),
-            one.get("keys"),
-            tuple((column, kind, text) for column, kind, text in one.get("where", ())),
+            int(document["number"]),
+            {topic: _read(parts) for topic, parts in document["spans"].items()},
+            bool(document.get("settles", False)),
+            document.get("keys"),
+            tuple((column, kind, text) for column, kind, text in document.get("where", ())),
         )
-        for one in documents
+        for document in documents
     )
 
 
 def _read(parts: Mapping[str, Any]) -> dict[int, Span]:
     return {
-        int(number): Span(*map(int, found)) if isinstance(found, list) else Span(int(found), int(found))
-        for number, found in parts.items()
+        int(number): Span(*map(int, stored)) if isinstance(stored, list) else Span(int(stored), int(stored))
+        for number, stored in parts.items()
     }

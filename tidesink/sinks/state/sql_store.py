@@ -131,9 +131,9 @@ class SqlStateStore:
 
     def record_progress(self, progress: Progress) -> None:
         """Store the progress that a table will have after a batch, before the batch is committed."""
-        place = progress.pipeline, progress.table
+        pipeline_table = progress.pipeline, progress.table
         # The worker records each batch, and a Delta table records it too.
-        if self._recorded.get(place) == progress:
+        if self._recorded.get(pipeline_table) == progress:
             return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)
         key = {"pipeline": progress.pipeline, "table_name": name, "txn_version": progress.txn_version}
@@ -145,7 +145,7 @@ class SqlStateStore:
                     _prune(connection, progress.pipeline, name)
 
         _though_another_was_first(record)
-        self._recorded[place] = progress
+        self._recorded[pipeline_table] = progress
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """Returns a table's progress after the batch with this transaction version; None if it is
@@ -400,12 +400,12 @@ def _is_there(error: BaseException | None) -> bool:
 
 
 def _check_version(connection: sa.Connection) -> None:
-    found = connection.execute(sa.select(_version.c.version)).scalar_one_or_none()
-    if found is None:
+    version = connection.execute(sa.select(_version.c.version)).scalar_one_or_none()
+    if version is None:
         connection.execute(sa.insert(_version).values(version=STORE_VERSION))
-    elif found != STORE_VERSION:
+    elif version != STORE_VERSION:
         raise ConfigError(
-            f"The state store has version {found}, but this tidesink writes version {STORE_VERSION}. "
+            f"The state store has version {version}, but this tidesink writes version {STORE_VERSION}. "
             "Use the tidesink version that created it, or set state to a new location."
         )
 

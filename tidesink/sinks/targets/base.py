@@ -253,8 +253,11 @@ class ReducedBatch:
             return ()
         names = tuple(nullable())
         fold = folding(names, (column.name for column in self.shape.columns))
-        kept = {fold(column.name) for column in self.shape.columns} | {SOFT_DELETE_COLUMN, SEQUENCE_COLUMN}
-        return tuple(name for name in names if fold(name) not in kept)
+        written_names = {fold(column.name) for column in self.shape.columns} | {
+            SOFT_DELETE_COLUMN,
+            SEQUENCE_COLUMN,
+        }
+        return tuple(name for name in names if fold(name) not in written_names)
 
 
 @dataclass(frozen=True)
@@ -713,10 +716,12 @@ def check_shape(shape: TargetSchema, reserved: Reserved | None = None) -> None:
             reserves.
     """
     check_key(shape)
-    kept = [column.name for column in shape.columns if reserved and fold_name(column.name) in reserved.names]
-    if reserved and kept:
+    clashing = [
+        column.name for column in shape.columns if reserved and fold_name(column.name) in reserved.names
+    ]
+    if reserved and clashing:
         raise SchemaRefusedError(
-            f"{reserved.keeper} reserves the column name {', '.join(kept)} and cannot merge into a table "
+            f"{reserved.keeper} reserves the column name {', '.join(clashing)} and cannot merge into a table "
             "with such a column. Rename the column at the source.",
             table=str(shape.table),
         )

@@ -56,13 +56,13 @@ def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution
             key has a column that the target lacks.
     """
     fold = folding(present, (column.name for column in shape.columns))
-    known = {fold(name): (name, ddl) for name, ddl in present.items()}
-    added = tuple(column for column in shape.columns if fold(column.name) not in known)
+    existing = {fold(name): (name, ddl) for name, ddl in present.items()}
+    added = tuple(column for column in shape.columns if fold(column.name) not in existing)
     _refuse_new_keys(added, shape.source)
     widened = {}
     for column in shape.columns:
-        if fold(column.name) in known:
-            name, ddl = known[fold(column.name)]
+        if fold(column.name) in existing:
+            name, ddl = existing[fold(column.name)]
             wider = _wider(ddl, column, shape.source)
             if wider != ddl:
                 widened[name] = wider

@@ -138,10 +138,10 @@ def check_named(held: Held | None, progress: Progress) -> None:
     Raises:
         StaleProgressError: the ledger's epoch and batch number differ from those of ``progress``.
     """
-    at = (held.epoch, held.batch) if held is not None else None
-    if at != (progress.epoch, progress.batch):
+    numbers = (held.epoch, held.batch) if held is not None else None
+    if numbers != (progress.epoch, progress.batch):
         raise StaleProgressError(
-            f"The table's ledger has epoch and batch number {at}, but this worker applied epoch "
+            f"The table's ledger has epoch and batch number {numbers}, but this worker applied epoch "
             f"{progress.epoch} batch {progress.batch}: another worker holds the table. Run only one worker "
             "per "
             "table.",

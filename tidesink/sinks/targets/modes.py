@@ -175,7 +175,7 @@ def history_shape(shape: TargetSchema, names: HistoryNames) -> TargetSchema:
             "Choose another name for the history's column under `history` in the config.",
             table=str(shape.table),
         )
-    last = max(at for at, column in enumerate(shape.columns) if column.key) + 1
+    last = max(index for index, column in enumerate(shape.columns) if column.key) + 1
     columns = (*shape.columns[:last], *own_columns(names), *shape.columns[last:])
     return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
 

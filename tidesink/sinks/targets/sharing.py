@@ -81,9 +81,9 @@ def new_columns(shape: TargetSchema, known: Collection[str] | None) -> tuple[Tar
     return tuple(column for column in shape.columns if shape.fold(column.name) not in known)
 
 
-def known_after(known: Collection[str] | None, shape: TargetSchema) -> tuple[str, ...] | None:
+def known_after(columns: Collection[str] | None, shape: TargetSchema) -> tuple[str, ...] | None:
     """Return a shard's columns after the columns of ``shape`` were added; None if the shard has no rows."""
-    return None if known is None else tuple(sorted({*known, *names_of(shape)}))
+    return None if columns is None else tuple(sorted({*columns, *names_of(shape)}))
 
 
 def holds(present: Mapping[str, str], shape: TargetSchema) -> bool:
@@ -97,29 +97,29 @@ def holds(present: Mapping[str, str], shape: TargetSchema) -> bool:
         return False
 
 
-def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressError:
+def not_shared(target: str, shard: Shard, *, table: TableId) -> StaleProgressError:
     """Return the error for a shard whose target table was loaded without a shard column."""
     return StaleProgressError(
-        f"{place} holds the rows of one source table and has no shard column {shard.column}. Give the "
+        f"{target} holds the rows of one source table and has no shard column {shard.column}. Give the "
         "route another table (`to`), or remove the table and let the worker load it again.",
         table=str(table),
     )
 
 
-def is_shared(place: str, shards: Iterable[str], *, table: TableId) -> StaleProgressError:
+def is_shared(target: str, shards: Iterable[str], *, table: TableId) -> StaleProgressError:
     """Return the error for a source table without a shard name whose target table is shared."""
     return StaleProgressError(
-        f"Several source tables share {place} ({shown(shards)}). Each has its name in a column of the key, "
+        f"Several source tables share {target} ({shown(shards)}). Each has its name in a column of the key, "
         "but no route gives this table a name. Give it a route with the same `shard-column`, or another "
         "table.",
         table=str(table),
     )
 
 
-def others_columns(place: str, shard: Shard, *, table: TableId) -> SchemaRefusedError:
+def others_columns(target: str, shard: Shard, *, table: TableId) -> SchemaRefusedError:
     """Return the error for dropping or renaming a column in which other shards have values."""
     return SchemaRefusedError(
-        f"Several source tables share {place}, each under its name in {shard.column}. A column cannot be "
+        f"Several source tables share {target}, each under its name in {shard.column}. A column cannot be "
         "dropped or renamed for one of them, because the others have values in it. Set `drop` and `rename` "
         "under `schema-changes` to `ignore` for this table. Drop the column by hand once no source table "
         "has it.",
@@ -190,19 +190,19 @@ class Owner:
             )
 
 
-def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:
+def taken(target: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:
     """Return the error for a shard name that another source table or another pipeline uses already."""
     return StaleProgressError(
-        f"The shard {shard.value!r} of {place} belongs to {source} of pipeline {pipeline!r}. "
+        f"The shard {shard.value!r} of {target} belongs to {source} of pipeline {pipeline!r}. "
         "Give the route a shard that no other source table has.",
         table=str(table),
     )
 
 
-def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> SchemaRefusedError:
+def also_of(error: SchemaRefusedError, where: str, shards: Iterable[str]) -> SchemaRefusedError:
     """Add the names of the sharing shards to the error for a column type that the table cannot store."""
     return SchemaRefusedError(
-        f"{error.message} Other shards share {place}: {shown(shards)}. A column has one type for all shards, "
+        f"{error.message} Other shards share {where}: {shown(shards)}. A column has one type for all shards, "
         "so route this source table to a table of its own.",
         **error.context,
     )
@@ -210,8 +210,10 @@ def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> Sch
 
 def shown(names: Iterable[str]) -> str:
     """Return the first shard names and the number of the other shards, as a text for a message."""
-    found = sorted(names)
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    sorted_names = sorted(names)
+    return ", ".join(sorted_names[:_SHOWN]) + (
+        f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""
+    )
 
 
 # Characters that stay unchanged in a path: letters and digits of any script, and others that every file

@@ -54,7 +54,7 @@ class AskedKeys(NamedTuple):
     def in_order_of(self, names: Iterable[str]) -> Iterator[KeyTexts]:
         """Yield each key with its values in the order of ``names``, which must contain every key column."""
         places = [self.columns.index(name) for name in names]
-        return (tuple(key[at] for at in places) for key in self.keys)
+        return (tuple(key[index] for index in places) for key in self.keys)
 
 
 def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKeys) -> str:
@@ -78,8 +78,12 @@ def load_keys(store: StateStore, name: str) -> AskedKeys | None:
     Raises:
         StateStoreError: the store does not answer.
     """
-    found = store.load_document(_KIND, name)
-    return None if found is None else AskedKeys(tuple(found["columns"]), tuple(map(tuple, found["keys"])))
+    document = store.load_document(_KIND, name)
+    return (
+        None
+        if document is None
+        else AskedKeys(tuple(document["columns"]), tuple(map(tuple, document["keys"])))
+    )
 
 
 def forget_keys(store: StateStore, name: str) -> None:
@@ -107,16 +111,16 @@ def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, Reported
         ConfigError: the file cannot be read, is not such a report, or has more than ``MOST_KEYS`` keys of a
             table.
     """
-    found = {table: _Keys(table) for table in tables}
+    table_keys = {table: _Keys(table) for table in tables}
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 table, key = _named(path, number, line)
-                if table in found:
-                    found[table].add(path, number, key)
+                if table in table_keys:
+                    table_keys[table].add(path, number, key)
     except OSError as error:
         raise ConfigError(f"The report {path} cannot be read: {error.strerror}.", key=OPTION) from error
-    return {table: keys.reported for table, keys in found.items() if keys.columns}
+    return {table: keys.reported for table, keys in table_keys.items() if keys.columns}
 
 
 def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, Any]]:
@@ -126,8 +130,8 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
         ConfigError: the line is not a line of a report of ``tidesink diff``.
     """
     try:
-        found = json.loads(line)
-        table, key = TableId(**found["table"]), found["key"]
+        record = json.loads(line)
+        table, key = TableId(**record["table"]), record["key"]
         if key and all(text is None or isinstance(text, str) for text in key.values()):
             return table, key
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -215,12 +219,12 @@ def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable)
         ConfigError: a key column is missing, unknown or given twice, or an integer column has another value.
     """
     fold = folding(names)
-    known = {fold(name): name for name in names}
+    columns = {fold(name): name for name in names}
     named = "|".join(map(re.escape, names))
     values = dict[str, str]()
     for part in re.split(rf",\s*(?=(?:{named})\s*=)", text, flags=re.IGNORECASE):
         name, equals, value = part.partition("=")
-        own = known.get(fold(name.strip()))
+        own = columns.get(fold(name.strip()))
         if own is None or not equals or own in values:
             raise _no_key(table, names, f"{part!r} is not a key column with a value")
         values[own] = value

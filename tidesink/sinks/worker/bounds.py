@@ -156,25 +156,27 @@ class WatermarkBounds:
         If a table has a large lag, watermarks at the end of its topic count too, although the table has not
         read them yet. So a backlog of days becomes one cut and not one cut per interval.
         """
-        found = [mark for one in self._tasks for mark in _watermarks(one)]
-        late = max(self._tasks, key=lambda one: one.lag)
+        marks = [mark for task in self._tasks for mark in _watermarks(task)]
+        late = max(self._tasks, key=lambda task: task.lag)
         topic = self._seen.found.get(late.topic)
-        if topic is not None and (not found or late.lag > MOST_WAITING):
+        if topic is not None and (not marks or late.lag > MOST_WAITING):
             tail = self._tail(topic)
-            found += [] if tail is None else [tail]
-        return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
+            marks += [] if tail is None else [tail]
+        return max(marks, default=int(time.time() * 1000) << LOGICAL_BITS)
 
     def _tail(self, topic: TopicOffsets) -> int | None:
         """Return the newest watermark near the end of the topic's partition with the highest end offset.
 
         None if the last ``_TAIL`` records have no watermark, or cannot be read.
         """
-        number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
-        part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
+        number, partition = max(topic.partitions.items(), key=lambda item: item[1].latest)
+        part = OffsetRange(
+            topic.topic, number, max(partition.earliest, partition.latest - _TAIL), partition.latest
+        )
         if not part.records:
             return None
         try:
-            marks = [self._watermark_of(one) for one in self._source.messages_here([part])]
+            marks = [self._watermark_of(message) for message in self._source.messages_here([part])]
         except TidesinkError as exc:
             _log.debug("the end of a topic was not read", topic=topic.topic, error=str(exc))
             return None
@@ -184,8 +186,8 @@ class WatermarkBounds:
 def _watermarks(task: TableTask) -> Iterator[int]:
     """Yield the newest known watermark of each of a table's partitions."""
     topic = task.held.progress.topics.get(task.topic) if task.held else None
-    known = (part.watermark for part in topic.partitions.values()) if topic else ()
-    yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
+    committed = (part.watermark for part in topic.partitions.values()) if topic else ()
+    yield from (mark for mark in (*committed, *task.marks.values()) if mark is not None)
 
 
 class ConnectorBounds:
@@ -283,8 +285,8 @@ class ConnectorBounds:
         """
         if self._clock() - self._chosen_at < self._every:
             return bound
-        found = self.next(above=bound, least=bound)
-        return bound if found is None else found
+        checkpoint = self.next(above=bound, least=bound)
+        return bound if checkpoint is None else checkpoint
 
     def tries_again(self) -> bool:
         """Return True once per ``every`` seconds: then a cut that could not be written is tried again."""
@@ -306,7 +308,7 @@ class ConnectorBounds:
             for topic, numbers in partitions.items()
         }
         # The checkpoint was read before this look-up, so all rows up to it are before these end offsets.
-        for topic, ends in self._checkpoints.ends({one: n for one, n in lacking.items() if n}).items():
+        for topic, ends in self._checkpoints.ends({name: n for name, n in lacking.items() if n}).items():
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
@@ -340,9 +342,11 @@ def open_bounds(
     debezium = source.debezium
     if debezium.offsets_topic is None or debezium.connector_name is None:
         return WatermarkBounds(context.source, cuts.every, watermark_of)
-    found = ConnectorCheckpoints(source.confluent_properties, debezium.offsets_topic, debezium.connector_name)
+    checkpoints = ConnectorCheckpoints(
+        source.confluent_properties, debezium.offsets_topic, debezium.connector_name
+    )
     refusal = None if source.database is None else partial(_refusal, source.database)
-    return ConnectorBounds(found, cuts.every, refusal=refusal)
+    return ConnectorBounds(checkpoints, cuts.every, refusal=refusal)
 
 
 def _refusal(settings: DatabaseSettings) -> str:

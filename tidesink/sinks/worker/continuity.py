@@ -50,18 +50,18 @@ class Continuity:
             settings.table, topic, pipeline=context.config.pipeline, store=context.store
         )
 
-    def refuse_mode(self, found: TopicOffsets) -> None:
+    def refuse_mode(self, offsets: TopicOffsets) -> None:
         """Raise ConfigError if the table's mode does not work with a compacted topic."""
-        if found.compaction is None:
+        if offsets.compaction is None:
             return
-        reason = refusal(found.compaction, self._context.config.source, self._settings)
+        reason = refusal(offsets.compaction, self._context.config.source, self._settings)
         if reason is not None:
-            raise ConfigError(reason, table=str(self._settings.table), topic=found.topic)
+            raise ConfigError(reason, table=str(self._settings.table), topic=offsets.topic)
 
     def check_topic(
         self,
         progress: TopicProgress | None,
-        found: TopicOffsets,
+        offsets: TopicOffsets,
         *,
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
@@ -70,7 +70,7 @@ class Continuity:
 
         Args:
             progress: The table's progress in the topic, or None if nothing of the topic was applied.
-            found: The topic's current offsets.
+            offsets: The topic's current offsets.
             repaired: True if a requested resync will repair the whole table. Then it does not matter that
                 records expired before the topic was first read.
             passed: The last record per partition that was skipped without a commit, because it contained
@@ -87,15 +87,15 @@ class Continuity:
             StateStoreError: the store does not answer.
         """
         if progress is not None and progress.topic_id:
-            check_continuity(progress, found)
+            check_continuity(progress, offsets)
         elif progress is not None and not repaired:
-            _check_beginning(found, self._settings)
+            _check_beginning(offsets, self._settings)
         retry = self._context.retry(self._settings.table)
-        retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
-        return progress is None or retry.call(lambda: self._has_log(progress, found, passed))
+        retry.call(lambda: self._first_records.check(progress, offsets, lambda: self._context.brokers))
+        return progress is None or retry.call(lambda: self._has_log(progress, offsets, passed))
 
     def follows(
-        self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
+        self, offsets: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
         """Return True if the partitions' logs still have the ``known`` records before the ``read`` ones.
 
@@ -106,27 +106,27 @@ class Continuity:
         Raises:
             SourceError: a log was truncated below a known record, and a retry would not help.
         """
-        return self._logs.follows(found, known, read)
+        return self._logs.follows(offsets, known, read)
 
     def _has_log(
-        self, progress: TopicProgress, found: TopicOffsets, passed: Mapping[int, LastRecord]
+        self, progress: TopicProgress, offsets: TopicOffsets, passed: Mapping[int, LastRecord]
     ) -> bool:
         """Return True if the partitions' logs still have all applied and skipped records.
 
         Raises:
             SourceError: a log was truncated below the applied offset, so applied records no longer exist.
         """
-        known = {**progress.last_records, **passed}
-        cuts = self._logs.cuts(found, known)
+        last_records = {**progress.last_records, **passed}
+        cuts = self._logs.cuts(offsets, last_records)
         for number, offset in sorted(cuts.items()):
             if number in progress.partitions and offset < progress.partitions[number].next_offset:
-                raise cut_error(found.topic, number, known[number], offset)
+                raise cut_error(offsets.topic, number, last_records[number], offset)
         return not cuts
 
     def check(
         self,
         progress: TopicProgress | None,
-        found: TopicOffsets,
+        offsets: TopicOffsets,
         *,
         batch: int,
         caught_up: CaughtUp,
@@ -141,7 +141,7 @@ class Continuity:
 
         Args:
             progress: The table's progress in the topic, or None if nothing of the topic was applied.
-            found: The topic's current offsets.
+            offsets: The topic's current offsets.
             batch: Number of the table's last batch.
             caught_up: Remembers when the table was last at the end of its topic; is updated.
             pauses: The user's acceptances; gets the fault that a user can accept.
@@ -156,19 +156,19 @@ class Continuity:
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
-        if not self.check_topic(progress, found, repaired=repaired, passed=passed):
+        if not self.check_topic(progress, offsets, repaired=repaired, passed=passed):
             return False
-        if found.compaction is None:
+        if offsets.compaction is None:
             return True
         retry, now = self._context.retry(self._settings.table), time.time()
         if progress is None:
             caught_up.begin(now, batch)
-        elif not caught_up.holds(found.compaction, now):
-            since = now - found.compaction.safe_seconds
-            if retry.call(lambda: self._has_read(progress, found, since)):
+        elif not caught_up.holds(offsets.compaction, now):
+            since = now - offsets.compaction.safe_seconds
+            if retry.call(lambda: self._has_read(progress, offsets, since)):
                 caught_up.begin(since, batch)
             else:
-                self._accept_missed(progress, found.compaction, pauses)
+                self._accept_missed(progress, offsets.compaction, pauses)
                 caught_up.begin(now, batch)
         pauses.missed = None
         return True
@@ -185,20 +185,24 @@ class Continuity:
             pauses.missed = Unaccepted(text, digest)
             raise SourceError(text, topic=progress.topic)
 
-    def _has_read(self, progress: TopicProgress, found: TopicOffsets, since: float) -> bool:
+    def _has_read(self, progress: TopicProgress, offsets: TopicOffsets, since: float) -> bool:
         """Return True if the table has read every record that was written before ``since`` (s since 1970).
 
         Judged by the unread records that Kafka still has: the oldest must be from ``since`` or later.
         """
-        known = {number: at.next_offset for number, at in progress.partitions.items()}
-        unread = [n for n, at in found.partitions.items() if known.get(n, at.earliest) < at.latest]
-        first = self._context.brokers.first_since(found.topic, unread, since)
-        return all(n in first and known.get(n, 0) >= first[n] for n in unread)
+        next_offsets = {number: partition.next_offset for number, partition in progress.partitions.items()}
+        unread = [
+            n
+            for n, partition in offsets.partitions.items()
+            if next_offsets.get(n, partition.earliest) < partition.latest
+        ]
+        first = self._context.brokers.first_since(offsets.topic, unread, since)
+        return all(n in first and next_offsets.get(n, 0) >= first[n] for n in unread)
 
 
-def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
+def late_start(topic: str, offsets: TopicOffsets) -> tuple[str, ...]:
     """Return a warning if the first records of a topic expired before the topic was first read."""
-    late = _late(found)
+    late = _late(offsets)
     if not late:
         return ()
     return (
@@ -208,13 +212,13 @@ def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
     )
 
 
-def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
+def _check_beginning(offsets: TopicOffsets, settings: TableConfig) -> None:
     """Check that a topic that did not exist when the table was loaded still has its first records.
 
     Raises:
         SourceError: its first records expired before they were read.
     """
-    late, table = _late(found), settings.table
+    late, table = _late(offsets), settings.table
     if not late:
         return
     way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`."
@@ -226,12 +230,16 @@ def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
     raise SourceError(
         "The topic did not exist when rows of the table were loaded, and its first records expired "
         f"before they were read ({late}). Changes may be missing. {way}",
-        topic=found.topic,
+        topic=offsets.topic,
     )
 
 
-def _late(found: TopicOffsets) -> str:
-    late = [f"{n} at {at.earliest}" for n, at in found.partitions.items() if at.earliest > 0]
+def _late(offsets: TopicOffsets) -> str:
+    late = [
+        f"{n} at {partition.earliest}"
+        for n, partition in offsets.partitions.items()
+        if partition.earliest > 0
+    ]
     return f"partition {', '.join(late)}" if late else ""
 
 
@@ -250,7 +258,7 @@ class FirstRecords:
         self._known: dict[int, FirstRecord] | None = None
 
     def check(
-        self, progress: TopicProgress | None, found: TopicOffsets, brokers: Callable[[], KafkaOffsets]
+        self, progress: TopicProgress | None, offsets: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
         """Compare each partition's first record with the first record that was stored earlier, and store it.
 
@@ -261,23 +269,23 @@ class FirstRecords:
             SourceError: the topic was replaced, or the brokers refuse the request.
             StateStoreError: the store does not answer.
         """
-        if NO_ID not in (found.topic_id, progress.topic_id if progress else found.topic_id):
+        if NO_ID not in (offsets.topic_id, progress.topic_id if progress else offsets.topic_id):
             return
-        filled = {n for n, at in found.partitions.items() if at.latest > at.earliest}
+        filled = {n for n, partition in offsets.partitions.items() if partition.latest > partition.earliest}
         if progress is not None and self._known is not None and filled <= self._known.keys():
             return
-        known = self._loaded() if progress is not None else {}
-        now = brokers().first_records(found.topic, sorted(found.partitions))
-        for number, first in known.items():
-            _compare(found.topic, number, first, now.get(number))
-        self._known = {**known, **now}
-        if self._known != known:
+        stored = self._loaded() if progress is not None else {}
+        now = brokers().first_records(offsets.topic, sorted(offsets.partitions))
+        for number, first in stored.items():
+            _compare(offsets.topic, number, first, now.get(number))
+        self._known = {**stored, **now}
+        if self._known != stored:
             document = {str(number): list(first) for number, first in self._known.items()}
             self._store.save_document(_FIRST_RECORDS, self._name, document)
 
     def _loaded(self) -> Mapping[int, FirstRecord]:
-        kept = self._store.load_document(_FIRST_RECORDS, self._name) or {}
-        return {int(number): FirstRecord(*first) for number, first in kept.items()}
+        document = self._store.load_document(_FIRST_RECORDS, self._name) or {}
+        return {int(number): FirstRecord(*first) for number, first in document.items()}
 
 
 def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | None) -> None:
@@ -334,8 +342,8 @@ def taken(
     pipeline, settings = context.config.pipeline, context.config.table_config(name)
     # Must be read before the claim: if the new epoch is not above the status's epoch, the table at the target
     # is a new one, or was restored.
-    before, place = context.store.status_of(pipeline, name), context.place_of(name)
-    pauses.check_law(before, place)
+    before, location = context.store.status_of(pipeline, name), context.place_of(name)
+    pauses.check_law(before, location)
     claim = table.claim()
     counters.claimed(claim.epoch, before)
     progress = table.committed()
@@ -344,16 +352,16 @@ def taken(
             "The progress changed between the claim and the first read. Another worker holds the table.",
             table=str(name),
         )
-    check_not_restored(context.store, progress, place, life=counters.life)
+    check_not_restored(context.store, progress, location, life=counters.life)
     counters.resume(context, name)
     fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
-    known = progress if progress is not None else fresh
-    counters.stands(known, place)
+    current = progress if progress is not None else fresh
+    counters.stands(current, location)
     tombstones = _tombstones(table, settings)
     horizon = tombstones.horizon if tombstones else None
-    columns = KnownColumns(context.store, known, settings.projection)
-    known = replace(known, sequence_by=settings.sequence_by)
-    return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
+    columns = KnownColumns(context.store, current, settings.projection)
+    current = replace(current, sequence_by=settings.sequence_by)
+    return Hold(table, claim.epoch, current, horizon=horizon, known=columns), tombstones
 
 
 def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:

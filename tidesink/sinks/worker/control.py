@@ -162,8 +162,8 @@ class TableControl:
 
     def answered(self, rewind: int) -> TableControl:
         """Return the requests without the rewind of this number, which is done or refused."""
-        known = self.rewind is not None and self.rewind.number == rewind
-        return replace(self, rewind=None) if known else self
+        is_requested = self.rewind is not None and self.rewind.number == rewind
+        return replace(self, rewind=None) if is_requested else self
 
 
 Controls = Mapping[TableId, TableControl]
@@ -228,7 +228,7 @@ def change_control(
 
 
 def _read(document: Any | None) -> Controls:
-    found = document["tables"] if document is not None else {}
+    tables = document["tables"] if document is not None else {}
     return {
         TableId(*json.loads(name)): TableControl(
             asked["rests"],
@@ -237,7 +237,7 @@ def _read(document: Any | None) -> Controls:
             _read_snapshot(asked.get("snapshot", {})),
             _read_rewind(asked.get("rewind")),
         )
-        for name, asked in found.items()
+        for name, asked in tables.items()
     }
 
 
@@ -294,7 +294,9 @@ def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision
     """
 
     def more(old: Any | None) -> list[Any]:
-        return [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
+        return [*(old or ()), *([list(decision.table), *decision[1:]] for decision in decided)][
+            -MOST_DECISIONS:
+        ]
 
     busy = StateStoreError(
         "The decision was not stored, because other commands kept storing decisions of the same pipeline. "
@@ -332,7 +334,7 @@ _ACCEPTED_KIND: Final = "accepted-restore"
 _REFUSED: Final = "refused-restore"
 
 
-def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
+def check_not_restored(store: StateStore, progress: Progress | None, location: str, *, life: int = 0) -> None:
     """Check that the table at the target was not restored from a backup, unless a user accepted that.
 
     A restored table is at a lower batch number than the table's status records. A table without progress is
@@ -341,7 +343,7 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
     Args:
         store: The state store with the table's status.
         progress: The progress in the target, or None if the target has no progress.
-        place: The table's location at the target.
+        location: The table's location at the target.
         life: Number of times that the table's epochs started again (``TableStatus.life``). With the epoch of
             ``progress``, it makes the status accept a lower batch number.
 
@@ -353,12 +355,12 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
     status = store.status_of(progress.pipeline, progress.table)
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_ACCEPTED_KIND, name)
-    if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
+    if status is None or status.details.get(PLACE) != location or status.batch <= progress.batch:
         _forget(store, name)  # of a restore that was undone
         return
     if accepted != status.batch:
         store.save_document(_REFUSED, name, progress.batch)
-        raise _refusal(status.batch, progress, place)
+        raise _refusal(status.batch, progress, location)
     # The acceptance is used up: the status gets the target's batch number, so the next restore is refused.
     now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
     if not store.save_status(now):
@@ -400,10 +402,10 @@ def _name(pipeline: str, table: TableId) -> str:
     return json.dumps([pipeline, *table], ensure_ascii=False)
 
 
-def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
+def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressError:
     table = progress.table
     return StaleProgressError(
-        f"{place} is at batch {progress.batch}, but batch {known} was committed to it, so it was restored "
+        f"{location} is at batch {progress.batch}, but batch {batch} was committed to it, so it was restored "
         "from a backup. You have three options. Restore a state that has all batches. Or, if the rows are "
         f"exactly those of the restored batch, accept it with `tidesink accept-restored {table}` and start "
         "the worker again, which reads the later changes from Kafka again. Or remove the table and its "
@@ -467,32 +469,33 @@ class Pauses:
         """Record the schema changes that the table waits for until a user decides about them."""
         self._pending = pending
 
-    def break_law(self, error: AccountingError, at: Rank) -> str:
+    def break_law(self, error: AccountingError, rank: Rank) -> str:
         """Record that a batch's event counts did not add up, so that the table stays stopped even after a
         restart.
 
-        Returns the advice that follows the error's message. ``at``: the rank of the table's last batch.
+        Returns the advice that follows the error's message. ``rank``: the rank of the table's last batch.
         """
         if self._broken is None or self._broken.text != error.message:
-            digest = sha256(f"{at} {error.message}".encode()).hexdigest()[:16]
+            digest = sha256(f"{rank} {error.message}".encode()).hexdigest()[:16]
             self._broken = Unaccepted(error.message, digest)
         return (
             "No worker applies further changes to this table. Compare it with its source, then run "
             f"`tidesink resume {self._table} --accept` to continue."
         )
 
-    def check_law(self, before: TableStatus | None, place: str) -> None:
+    def check_law(self, before: TableStatus | None, location: str) -> None:
         """Check that no earlier batch had event counts that did not add up, unless a user accepted it.
 
-        ``before``: the table's status before this worker claimed the table; it records the fault. ``place``:
-        the table's location at the target. A fault of a table at another location does not count.
+        ``before``: the table's status before this worker claimed the table; it records the fault.
+        ``location``: the table's location at the target. A fault of a table at another location does not
+        count.
 
         Raises:
             AccountingError: the recorded fault.
         """
-        known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
+        fault = before.details.get(BROKEN) if before and before.details.get(PLACE) == location else None
         # A fault that this worker found counts too, because the state store may not have recorded it.
-        broken = Unaccepted(**known) if known else self._broken
+        broken = Unaccepted(**fault) if fault else self._broken
         self._broken = None if broken and broken.digest in self.accepted else broken
         if self._broken is not None:
             raise AccountingError(self._broken.text, table=str(self._table))
@@ -514,9 +517,9 @@ class Pauses:
         """Explain why the table is paused, and how to resume it."""
         if self._asked:
             return f"Paused by request. Run `tidesink resume {self._table}` to continue."
-        one = len(self._pending) == 1
+        is_single = len(self._pending) == 1
         return " ".join(
-            _reason(pending, str(self._table) if one else pending.change.short_digest)
+            _reason(pending, str(self._table) if is_single else pending.change.short_digest)
             for pending in self._pending
         )
 

@@ -96,14 +96,14 @@ class TableCounters:
         if not self._held:
             self.life, self.epoch = status.life, status.epoch
 
-    def stands(self, progress: Progress, place: str) -> None:
+    def stands(self, progress: Progress, location: str) -> None:
         """Record where the table is in the target and which progress it has, when the table is opened."""
-        if place != self.place:
+        if location != self.place:
             self._left = ""
-        if place != self.place or progress.batch < self.caught_up.batch:
+        if location != self.place or progress.batch < self.caught_up.batch:
             # The recorded time belongs to another table, or to batches that a restore has removed.
             self.caught_up = CaughtUp()
-        self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
+        self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, location
 
     def add(self, outcome: BatchOutcome) -> None:
         """Add the events and warnings of one batch to the table's counters."""
@@ -132,10 +132,10 @@ class TableCounters:
         """Return the status detail about the last removal of tombstones, by this worker or an earlier one."""
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
-        known = self._tombstones
+        recorded = self._tombstones
         # If the table was created again, the recorded removal was in its predecessor.
-        holds = tombstones is None or tombstones.horizon == known.get("horizon")
-        return {_TOMBSTONES: dict(known)} if known and holds else {}
+        holds = tombstones is None or tombstones.horizon == recorded.get("horizon")
+        return {_TOMBSTONES: dict(recorded)} if recorded and holds else {}
 
 
 _TSO_PER_SECOND: Final = 1000 << LOGICAL_BITS
@@ -149,10 +149,10 @@ def next_horizon(progress: Progress, topic: str, retention: float) -> int | None
     It is ``retention`` seconds before the applied commit_ts or watermark of the slowest partition. None if a
     partition of ``topic`` has applied nothing with a commit_ts yet.
     """
-    at = progress.topics.get(topic)
+    topic_progress = progress.topics.get(topic)
     passed = [
         max(part.applied_commit_ts or 0, part.watermark or 0)
-        for part in (at.partitions.values() if at else ())
+        for part in (topic_progress.partitions.values() if topic_progress else ())
     ]
     least = min(passed, default=0) - int(retention * _TSO_PER_SECOND)
     return least if least > 0 else None

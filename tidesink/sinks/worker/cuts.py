@@ -89,19 +89,19 @@ class Cuts:
         self._bounds.look(tasks, seen)
         self._raise(tasks)
         self._ask_ends(tasks, seen)
-        outside = {one for one in tasks if one.outside or self._is_empty(one, seen)}
+        outside = {task for task in tasks if task.outside or self._is_empty(task, seen)}
         blocked = self._blocked(tasks, seen)
         if self.bound is not None and outside.issuperset(busy):
-            named = [one for one in tasks if one not in outside]
-            if named and not any(blocked[one] for one in named):
+            named = [task for task in tasks if task not in outside]
+            if named and not any(blocked[task] for task in named):
                 if self.bound != self._done:
-                    self._publish(named, self.bound, without={one.table for one in outside})
+                    self._publish(named, self.bound, without={task.table for task in outside})
                     self._done = self.bound
                 self._move_on()
             elif _only_stuck(blocked, outside, seen):
                 # The other tables continue without a cut: one table never stops another (L7).
                 self._move_on()
-        self._show({one: reason for one, reason in blocked.items() if one not in outside}, outside)
+        self._show({task: reason for task, reason in blocked.items() if task not in outside}, outside)
         if self.bound != before:
             self._ask_ends(tasks, seen)
         return self.bound != before
@@ -118,7 +118,7 @@ class Cuts:
 
     def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
         if self.bound is not None:
-            topics = {one.topic for one in tasks} & seen.found.keys()
+            topics = {task.topic for task in tasks} & seen.found.keys()
             self._bounds.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
 
     def _is_empty(self, task: TableTask, seen: Look) -> bool:
@@ -126,17 +126,19 @@ class Cuts:
 
         The table has no version at the target that the cut could name.
         """
-        found, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
-        if ends is None or found is None:
+        offsets, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
+        if ends is None or offsets is None:
             return False
-        starts = {n: at.earliest for n, at in started_at(found, task.starts).partitions.items()}
+        starts = {
+            n: partition.earliest for n, partition in started_at(offsets, task.starts).partitions.items()
+        }
         progress = task.held.progress if task.held is not None else None
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
         """Choose the first bound, or a higher one if an open table has already applied changes above it."""
-        known = [at for one in tasks if (at := one.least_bound) is not None]
-        least = max(known, default=None)
+        bounds = [bound for task in tasks if (bound := task.least_bound) is not None]
+        least = max(bounds, default=None)
         if self.bound is None or (least is not None and least > self.bound):
             self.bound = self._bounds.next(above=self._last, least=least)
 
@@ -152,7 +154,7 @@ class Cuts:
         """Return, for each table, the reason why it has not reached the bound; an empty text for a table that
         has.
         """
-        return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
+        return {task: _obstacle(task, seen.found.get(task.topic), self.bound) for task in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
         """Publish the cut at ``bound`` with the tables of ``tasks``.
@@ -171,14 +173,14 @@ class Cuts:
                 self._log.publish(bound, tables, time=time_of, without=without, keep=self._settings.keep)
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
-            refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
-            for one in refused if not may_pass(exc) else ():
+            refused = [task for task in tasks if exc.context.get("table") == str(task.table)]
+            for task in refused if not may_pass(exc) else ():
                 # The next cut would be refused for the same reason, so the table stops.
-                one.fail(exc)
+                task.fail(exc)
             return
         self._context.failpoints.reach("cut")
         self._last, self._published_at, self._last_time = bound, time.time(), time_of.timestamp()
-        self._applied = {one.table: one.applied for one in tasks}
+        self._applied = {task.table: task.applied for task in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
@@ -187,22 +189,22 @@ class Cuts:
         None if the version of a table cannot be looked up. Then the cut is not published.
         """
         tables = dict[CutTable, TargetTable]()
-        for one in tasks:
+        for task in tasks:
             try:
-                version = self._context.retry(one.table).call(
-                    partial(_version, one, bound, keep=self._settings.keep)
+                version = self._context.retry(task.table).call(
+                    partial(_version, task, bound, keep=self._settings.keep)
                 )
             except StaleProgressError as exc:
-                one.fail(exc)
+                task.fail(exc)
                 return None
             except TidesinkError as exc:
-                _log.warning("cut not published", commit_ts=bound, table=str(one.table), error=str(exc))
+                _log.warning("cut not published", commit_ts=bound, table=str(task.table), error=str(exc))
                 return None
             self._context.failpoints.reach("kept")
-            known = self._applied.get(one.table)
-            changes = None if known is None else one.applied - known
-            assert one.held is not None  # noqa: S101  (the table stands at a cut)
-            tables[CutTable(one.table, version.place, version.version, changes)] = one.held.table
+            previous = self._applied.get(task.table)
+            changes = None if previous is None else task.applied - previous
+            assert task.held is not None  # noqa: S101  (the table stands at a cut)
+            tables[CutTable(task.table, version.place, version.version, changes)] = task.held.table
         return tables
 
     @contextmanager
@@ -245,8 +247,8 @@ class Cuts:
             "published": self._published_at,
             "next": self.bound,
             **self._by_position(),
-            "held_back": {str(one.table): reason for one, reason in blocked.items() if reason},
-            "excluded": sorted(str(one.table) for one in outside),
+            "held_back": {str(task.table): reason for task, reason in blocked.items() if reason},
+            "excluded": sorted(str(task.table) for task in outside),
         }
         if shown == self._shown:
             return
@@ -268,32 +270,32 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
         outside: Tables that the cut leaves out, and so does not wait for.
         seen: The current offsets of the topics.
     """
-    stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
+    stuck = {task for task in blocked if task.obstacle or task.stalled or task.topic in seen.unanswered}
     stuck |= {*outside}
-    others = any(not reason or one.stalled for one, reason in blocked.items())
-    return others and all(one in stuck for one, reason in blocked.items() if reason)
+    others = any(not reason or task.stalled for task, reason in blocked.items())
+    return others and all(task in stuck for task, reason in blocked.items() if reason)
 
 
-def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
+def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
     """Return the reason why a table has not reached ``bound``, or an empty text if it has reached it."""
     if task.obstacle:
         return task.obstacle
-    if found is None:
+    if offsets is None:
         return "no broker answers for its topic"
     if task.held is None:
         return "not opened yet"
     progress = task.held.progress
-    if bound is not None and stands_at(progress, task.topic, _asked_for(task, found), bound, task.marks):
+    if bound is not None and stands_at(progress, task.topic, _asked_for(task, offsets), bound, task.marks):
         return ""
     if task.stalled:
         return "partitions were added to the topic, and the old partitions are read first"
-    unread = task.unread(found)
+    unread = task.unread(offsets)
     if unread:
         return f"{unread} records to read"
     return "waiting for watermarks" if task.ends is None else "waiting for an open Kafka transaction to end"
 
 
-def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
+def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
     """Return the numbers of the partitions that may have records up to the bound.
 
     Without watermarks, a new partition that has no records is left out. No batch reads it, so it is not part
@@ -301,8 +303,8 @@ def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
     """
     ends = task.ends
     if ends is None:
-        return found.partitions.keys()
-    return {n for n, at in found.partitions.items() if n not in ends or ends[n] > at.earliest}
+        return offsets.partitions.keys()
+    return {n for n, partition in offsets.partitions.items() if n not in ends or ends[n] > partition.earliest}
 
 
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
@@ -318,10 +320,10 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
     """
     assert task.held is not None  # noqa: S101  (the table stands at a cut)
     table = task.held.table
-    found = cast("VersionedTable", table).version_of(task.held.progress)
+    table_version = cast("VersionedTable", table).version_of(task.held.progress)
     if isinstance(table, KeptVersions):
-        table.keep_version(found.version, commit_ts, keep=keep)
-    return found
+        table.keep_version(table_version.version, commit_ts, keep=keep)
+    return table_version
 
 
 def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
@@ -332,5 +334,5 @@ def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
     Raises:
         StateStoreError: the store does not answer.
     """
-    found: Mapping[str, Any] | None = store.load_document(_KIND, pipeline)
-    return found
+    document: Mapping[str, Any] | None = store.load_document(_KIND, pipeline)
+    return document

@@ -52,7 +52,7 @@ class TableTasks:
         self._followed: dict[str, TopicOffsets] = {}
 
     def __iter__(self) -> Iterator[TableTask]:
-        return iter([one for tables in self._table_tasks.values() for one in tables.values()])
+        return iter([task for tables in self._table_tasks.values() for task in tables.values()])
 
     def __len__(self) -> int:
         return sum(map(len, self._table_tasks.values()))
@@ -63,18 +63,18 @@ class TableTasks:
         A topic is missing if a table or the config names it, and the brokers do not list it. It is too short
         if it ends below an offset that a table has read already.
         """
-        found = seen.found
+        topics = seen.found
         absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
         absent |= {topic for topic, _ in self._recalled()}
         absent |= {topic for topic, _ in self._quiet.tables() if self._may_come(topic)}
         short = set[str]()
         for topic, tables in self._table_tasks.items():
-            offsets = found.get(topic)
-            if offsets is None and any(one.awaits_topic for one in tables.values()):
+            offsets = topics.get(topic)
+            if offsets is None and any(task.awaits_topic for task in tables.values()):
                 absent.add(topic)
             elif offsets is not None and not self._is_followed(offsets):
-                short |= {topic for one in tables.values() if one.is_short(offsets)}
-        return frozenset(absent - found.keys() - seen.unanswered.keys()) | short
+                short |= {topic for task in tables.values() if task.is_short(offsets)}
+        return frozenset(absent - topics.keys() - seen.unanswered.keys()) | short
 
     def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:
         """Create a task for each new table in the topics, and for each known table whose topic was deleted.
@@ -82,18 +82,18 @@ class TableTasks:
         ``seen``: the topics' current offsets. ``failed``: the error of each topic that has not answered for
         ``retry.for`` seconds, or whose request was refused.
         """
-        found, unanswered = seen
+        topics, unanswered = seen
         left = []
         for topic, table in self._recalled():
             if topic in unanswered:
                 left.append((topic, table))
-            elif topic not in found:
+            elif topic not in topics:
                 self._add(topic, table)
                 self._table_tasks[topic][table].fail(topic_deleted(topic))
         self._earlier = tuple(left)
-        self._there |= found.keys()
+        self._there |= topics.keys()
         self._read_on.clear()
-        for topic, offsets in found.items():
+        for topic, offsets in topics.items():
             if _has_records(offsets):
                 self._follow_topic(topic, offsets)
         self._follow_quiet(seen)
@@ -101,7 +101,7 @@ class TableTasks:
             if self._table_tasks[topic].keys() <= {_unknown(topic)}:
                 self._refuse(topic, error)
         for topic in self._context.config.fixed_topics:
-            if topic not in found and topic not in unanswered and not self._table_tasks.get(topic):
+            if topic not in topics and topic not in unanswered and not self._table_tasks.get(topic):
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def _follow_quiet(self, seen: Look) -> None:
@@ -109,23 +109,23 @@ class TableTasks:
 
         A topic that the changefeed has not created yet is treated as one without partitions.
         """
-        found, quiet = seen.found, self._quiet.tables()
+        topics, quiet = seen.found, self._quiet.tables()
         for topic, _ in quiet:
             if topic not in self._absent and topic not in seen.unanswered and self._may_come(topic):
                 self._absent[topic] = TopicOffsets(topic, "", {})
         for topic, absent in self._absent.items():
             if topic not in self._there and topic not in seen.unanswered:
-                found[topic] = absent
+                topics[topic] = absent
             self._context.topics.tables(topic).absent = topic not in self._there
         for topic, table in quiet:
-            if topic not in found or table in self._table_tasks[topic]:
+            if topic not in topics or table in self._table_tasks[topic]:
                 continue
             # Only records that existed when the table was found are searched: waiting for later records would
             # never end.
             wanted = self._wanted.get(table)
-            if wanted is None or wanted.topic_id != found[topic].topic_id:
-                wanted = self._wanted[table] = found[topic]
-            tables, has_records = self._context.topics.tables(topic), _has_records(found[topic])
+            if wanted is None or wanted.topic_id != topics[topic].topic_id:
+                wanted = self._wanted[table] = topics[topic]
+            tables, has_records = self._context.topics.tables(topic), _has_records(topics[topic])
             # If a look-up has just found records of the table, the next ``follow`` creates its task. A topic
             # that was replaced no longer has these records.
             if self._is_read(wanted) and not (has_records and table in tables.known()):
@@ -145,14 +145,17 @@ class TableTasks:
         """Return True if the topic got no records since its last ``follow``, and its tasks are idle."""
         tables = self._table_tasks[offsets.topic]
         followed = self._followed.get(offsets.topic) is offsets and bool(tables)
-        return followed and all(one.state == "IDLE" for one in tables.values())
+        return followed and all(task.state == "IDLE" for task in tables.values())
 
     def _is_read(self, offsets: TopicOffsets) -> bool:
         """Return True if tasks and look-ups together have read a topic up to the end offsets given."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
-        read = furthest((looked, *(one.read_up_to(offsets) for one in tasks)))
-        return all(at.latest <= max(at.earliest, read.get(n, 0)) for n, at in offsets.partitions.items())
+        read = furthest((looked, *(task.read_up_to(offsets) for task in tasks)))
+        return all(
+            partition.latest <= max(partition.earliest, read.get(n, 0))
+            for n, partition in offsets.partitions.items()
+        )
 
     def newly_stuck(self) -> bool:
         """Return True if all tasks of some topic have stopped (paused or failed) since the last ``follow``.
@@ -190,27 +193,27 @@ class TableTasks:
         """
         if self._earlier is None:
             config = self._context.config
-            known = [
+            stored = [
                 (str(status.details.get("topic", "")), status.table)
                 for status in self._context.store.statuses(config.pipeline)
                 if not status.details.get(TOPIC_ABSENT)
             ]
             self._earlier = tuple(
-                (topic, table) for topic, table in known if topic and config.reads_topic(topic)
+                (topic, table) for topic, table in stored if topic and config.reads_topic(topic)
             )
             self._there |= {topic for topic, _ in self._earlier}
         return self._earlier
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
-        known = self._table_tasks[topic]
-        refused = known.get(_unknown(topic))
+        tasks = self._table_tasks[topic]
+        refused = tasks.get(_unknown(topic))
         if refused is not None and refused.cools_down:
             return
         if self._is_followed(offsets):
             self._read_on.add(topic)
             return
         stuck = self._stuck(topic)
-        read = furthest(one.read_up_to(offsets) for one in known.values()) if stuck else None
+        read = furthest(task.read_up_to(offsets) for task in tasks.values()) if stuck else None
         try:
             tables = self._tables_of(offsets, read)
         except TidesinkError as exc:
@@ -219,15 +222,15 @@ class TableTasks:
         if not stuck:
             self._read_on.add(topic)
         self._followed[topic] = offsets
-        known.pop(_unknown(topic), None)
+        tasks.pop(_unknown(topic), None)
         for table in tables:
-            if table not in known:
+            if table not in tasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
         """Return True if a topic has tasks, and all of them wait for a user's intervention."""
         tables = self._table_tasks[topic].values()
-        return bool(tables) and all(one.is_stuck for one in tables)
+        return bool(tables) and all(task.is_stuck for task in tables)
 
     def _add(self, topic: str, table: TableId) -> None:
         table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
@@ -249,10 +252,10 @@ class TableTasks:
 
         The look-up is retried later. Other topics are not affected.
         """
-        known, name = self._table_tasks[topic], _unknown(topic)
-        if name not in known or not known[name].cools_down:
-            known[name] = TableTask(self._context, topic, name)
-        known[name].fail(error)
+        tasks, name = self._table_tasks[topic], _unknown(topic)
+        if name not in tasks or not tasks[name].cools_down:
+            tasks[name] = TableTask(self._context, topic, name)
+        tasks[name].fail(error)
 
 
 def _unknown(topic: str) -> TableId:
@@ -261,4 +264,4 @@ def _unknown(topic: str) -> TableId:
 
 def _has_records(topic: TopicOffsets) -> bool:
     """Return True if a record was ever written to the topic, even if it has expired."""
-    return any(at.latest > 0 for at in topic.partitions.values())
+    return any(partition.latest > 0 for partition in topic.partitions.values())

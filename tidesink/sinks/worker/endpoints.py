@@ -94,8 +94,8 @@ def _family(host: str, port: int) -> int:
     Raises:
         OSError: the host's name has no address.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    families = [family for family, *_ in found]
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    families = [family for family, *_ in addresses]
     return socket.AF_INET if socket.AF_INET in families else families[0]
 
 

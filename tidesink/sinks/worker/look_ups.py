@@ -69,11 +69,11 @@ class TableFinder(Protocol):
             StateStoreError: the store does not answer.
         """
 
-    def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+    def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
         """Search the topic for tables, which ``known`` returns from then on. Called by the look-up thread.
 
         Args:
-            found: The topic's current offsets.
+            offsets: The topic's current offsets.
             read: The offset per partition up to which the topic's tasks have read it, if all have stopped.
             goes_on: Returns False when the time of the search is over.
 
@@ -100,30 +100,32 @@ class NamedTables:
         """Return the tables of a topic that were found in this run or an earlier one."""
         return self._context.topics.tables(topic).known()
 
-    def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+    def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
         """Search the part of the topic that neither this run's tasks nor earlier runs have read."""
-        return self._context.topics.tables(found.topic).look(
+        return self._context.topics.tables(offsets.topic).look(
             self._context.spark,
-            found,
+            offsets,
             goes_on=goes_on,
-            read=read if read is None else furthest((read, *self._recorded(found))),
+            read=read if read is None else furthest((read, *self._recorded(offsets))),
         )
 
-    def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
+    def _recorded(self, offsets: TopicOffsets) -> Iterator[Mapping[int, int]]:
         """Yield, for each known table, the next offset per partition that its stored progress has in the
         topic.
 
         Records before these offsets need no search: the worker that read them recorded all their tables.
         """
         store, pipeline = self._context.store, self._context.config.pipeline
-        for table in self.known(found.topic):
+        for table in self.known(offsets.topic):
             status = store.status_of(pipeline, table)
             if status is None:
                 continue
             progress = store.progress_of_batch(pipeline, table, status.batch)
-            at = progress.topics.get(found.topic) if progress is not None else None
-            if at is not None and at.topic_id == found.topic_id:
-                yield {number: one.next_offset for number, one in at.partitions.items()}
+            topic_progress = progress.topics.get(offsets.topic) if progress is not None else None
+            if topic_progress is not None and topic_progress.topic_id == offsets.topic_id:
+                yield {
+                    number: partition.next_offset for number, partition in topic_progress.partitions.items()
+                }
 
 
 class FirstRowTables:
@@ -142,23 +144,28 @@ class FirstRowTables:
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
-    def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+    def look(self, offsets: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
         """Search records that were not searched before for the topic's first row, in increasingly large
         parts.
         """
-        topic_id, looked = self._looked.get(found.topic, ("", {}))
-        if topic_id != found.topic_id:
+        topic_id, looked = self._looked.get(offsets.topic, ("", {}))
+        if topic_id != offsets.topic_id:
             looked = {}
-        self._looked[found.topic] = found.topic_id, looked
+        self._looked[offsets.topic] = offsets.topic_id, looked
         left = [
-            OffsetRange(found.topic, n, min(max(at.earliest, looked.get(n, 0)), at.latest), at.latest)
-            for n, at in found.partitions.items()
+            OffsetRange(
+                offsets.topic,
+                n,
+                min(max(partition.earliest, looked.get(n, 0)), partition.latest),
+                partition.latest,
+            )
+            for n, partition in offsets.partitions.items()
         ]
         codec = self._codec()
         for part in growing_parts(left, _FIRST_RECORDS):
             for table in self._tables_of_records(part, codec, looked):
                 if table is not None:
-                    self._tables[found.topic] = table
+                    self._tables[offsets.topic] = table
                     return True
                 if not goes_on():
                     return False
@@ -220,11 +227,11 @@ class RuledTables:
         self._tables[topic] = table
         return (table,)
 
-    def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
+    def look(self, offsets: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
         """Ask the schema registry which table the topic belongs to."""
-        table = self._table_of(found.topic)
+        table = self._table_of(offsets.topic)
         if table is not None:
-            self._tables[found.topic] = table
+            self._tables[offsets.topic] = table
         return True
 
 
@@ -270,7 +277,7 @@ class TopicLookUps:
         by_rule = protocol == "flat-avro"
         return cls(context, RuledTables(context) if by_rule else FirstRowTables(context))
 
-    def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
+    def __call__(self, offsets: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         """Return the topic's tables that are known so far, and queue a search if it is needed.
 
         ``read``: the offset per partition up to which the topic's tasks have read it, if all have stopped.
@@ -278,18 +285,18 @@ class TopicLookUps:
         Raises:
             TidesinkError: the last search of the topic failed, with the errors of ``TableFinder.look``.
         """
-        topic = found.topic
-        known = self._finder.known(topic)
+        topic = offsets.topic
+        tables = self._finder.known(topic)
         with self._lock:
-            if topic == self._looking or (known and (read is None or not self._finder.shares_topics)):
-                return known
+            if topic == self._looking or (tables and (read is None or not self._finder.shares_topics)):
+                return tables
             if time.monotonic() >= self._again.get(topic, 0.0):
-                self._wanted[topic] = _LookUp(found, read)
+                self._wanted[topic] = _LookUp(offsets, read)
                 self._failed.pop(topic, None)
                 self._begin()
             elif topic in self._failed:
                 raise self._failed[topic]
-        return known
+        return tables
 
     @property
     def under_way(self) -> Future[None] | None:
@@ -348,8 +355,8 @@ class TopicLookUps:
 
     def _look(self, wanted: _LookUp) -> bool:
         stop, ends = self._context.stop, time.monotonic() + _LOOK_UP_SECONDS
-        found, read = wanted
-        return self._finder.look(found, read, lambda: not stop and time.monotonic() < ends)
+        offsets, read = wanted
+        return self._finder.look(offsets, read, lambda: not stop and time.monotonic() < ends)
 
 
 class QuietTables:
@@ -389,8 +396,8 @@ class QuietTables:
                 self._context.spark, lambda: tuple(self._ask(config)), name="tables of the database"
             )
         asked = ((topic_without_records(config, table), table) for table in self._asked())
-        found = (*self._found, *((topic, table) for topic, table in asked if topic is not None))
-        return tuple(dict.fromkeys(found))
+        pairs = (*self._found, *((topic, table) for topic, table in asked if topic is not None))
+        return tuple(dict.fromkeys(pairs))
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:

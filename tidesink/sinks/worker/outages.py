@@ -85,22 +85,22 @@ class OldestRecords:
         ``starts``: the next offset to apply per partition. ``ends``: the first and last offset per partition.
         """
         times = []
-        for number, at in ends.items():
-            start = max(starts.get(number, at.earliest), at.earliest)
-            if start >= at.latest:
+        for number, partition in ends.items():
+            start = max(starts.get(number, partition.earliest), partition.earliest)
+            if start >= partition.latest:
                 continue
             if self._known.get(number, (None,))[0] != start:
-                self._known[number] = start, self._time_of(number, start, at.latest)
+                self._known[number] = start, self._time_of(number, start, partition.latest)
             times.append(self._known[number][1])
-        return min((one for one in times if one is not None), default=None)
+        return min((timestamp for timestamp in times if timestamp is not None), default=None)
 
     def _time_of(self, number: int, start: int, end: int) -> int | None:
         wanted = FetchRange(self._topic, number, start, min(end, start + _LOOKED_AT), headers=False)
         try:
             for records in self._fetch(wanted):
                 if records.num_rows:
-                    found: int | None = records.column("timestamp")[0].as_py()
-                    return found
+                    timestamp: int | None = records.column("timestamp")[0].as_py()
+                    return timestamp
         except Exception as exc:  # noqa: BLE001  (a status without the timestamp is better than no status)
             _log.debug("age of the oldest record not known", topic=self._topic, error=type(exc).__name__)
         return None

@@ -67,14 +67,14 @@ def preflight_of(config: Config, shape: TargetSchema, theirs: Collection[str]) -
         ConfigError: the target cannot be used as configured.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
-    found = _preflight(config, shape, theirs)
+    result = _preflight(config, shape, theirs)
     reported = CODECS[config.source.protocol].tells_ddl
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
-        *found.limits,
+        *result.limits,
         *change_limits(module.CAPABILITIES, shape, settings, reported=reported),
     )
-    return found._replace(limits=limits)
+    return result._replace(limits=limits)
 
 
 def _preflight(config: Config, shape: TargetSchema, theirs: Collection[str]) -> PreflightResult:
@@ -94,8 +94,8 @@ def _preflight(config: Config, shape: TargetSchema, theirs: Collection[str]) -> 
         new = {
             c.name for c in shape.columns if c.name in theirs and not c.key and fold_name(c.name) not in asked
         }
-        found = foresee(config, without(shape, new))
-        return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
+        result = foresee(config, without(shape, new))
+        return result._replace(warnings=(*result.warnings, _NOT_MADE.format(add, refused.message)))
 
 
 def row_limits(able: Capabilities, shape: TargetSchema, theirs: Collection[str]) -> Iterator[Limit]:
@@ -125,14 +125,14 @@ def change_limits(
     ``able``: the target's capabilities. ``reported``: True if the protocol has events for dropped and renamed
     columns.
     """
-    said, logs = settings.schema_changes, settings.mode == "append"
+    policies, logs = settings.schema_changes, settings.mode == "append"
     numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
-    if said.widen == "apply" and numbers and not able.rescales:
+    if policies.widen == "apply" and numbers and not able.rescales:
         yield Limit("rescale", _NO_RESCALE, numbers)
-    if said.widen == "apply" and numbers and "widen" in able.caveats:
+    if policies.widen == "apply" and numbers and "widen" in able.caveats:
         yield Limit("widen", able.caveats["widen"], numbers)
     kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if reported and not logs else ()
-    asked = [kind for kind in kinds if said.policy(kind) == "apply"]
+    asked = [kind for kind in kinds if policies.policy(kind) == "apply"]
     if asked and shape.shard is not None:
         yield Limit("shared", _SHARED)
     elif "rows" in able.features:
@@ -170,17 +170,17 @@ class Goals:
         except ConfigError as error:
             return error
         column = destination.shard.column if destination.shard else None
-        place = self._place(destination.table)
-        first, known = self._columns.setdefault(place, (table, column))
-        owner = self._owners.setdefault((place, destination.shard), table)
+        location = self._place(destination.table)
+        first, owned = self._columns.setdefault(location, (table, column))
+        owner = self._owners.setdefault((location, destination.shard), table)
         if owner != table:
             if destination.shard is None and self._destination(owner).table != destination.table:
-                return _one_name(table, owner, place)
+                return _one_name(table, owner, location)
             return _one_place(table, owner, destination)
-        if known != column:
+        if owned != column:
             return ConfigError(
                 f"{first} and {table} both go to the target table {destination.table}, but with different "
-                f"shard columns: {known or '(none)'} and {column or '(none)'}. Give their routes the same "
+                f"shard columns: {owned or '(none)'} and {column or '(none)'}. Give their routes the same "
                 "shard-column, or different tables (to).",
                 table=str(table),
             )
@@ -201,9 +201,9 @@ def _one_place(table: TableId, owner: TableId, destination: Destination) -> Conf
     )
 
 
-def _one_name(table: TableId, owner: TableId, place: str) -> ConfigError:
+def _one_name(table: TableId, owner: TableId, location: str) -> ConfigError:
     return ConfigError(
-        f"{owner} goes to {place} already. {table} would go there, too, and rows of the two tables with "
+        f"{owner} goes to {location} already. {table} would go there, too, and rows of the two tables with "
         "equal keys would overwrite each other. Give one of the two tables a route to another name, or "
         "change the template of the target's names so that the two names differ.",
         table=str(table),

@@ -195,12 +195,12 @@ def _table_of(context: WorkerContext, name: str) -> TableId:
     Raises:
         ConfigError: the name has no dot, and no known table has it.
     """
-    known = [status.table for status in context.store.statuses(context.config.pipeline)]
-    found = [table for table in known if str(table) == name]
+    tables = [status.table for status in context.store.statuses(context.config.pipeline)]
+    matches = [table for table in tables if str(table) == name]
     schema, dot, rest = name.partition(".")
-    if not found and not (schema and dot and rest):
+    if not matches and not (schema and dot and rest):
         raise ConfigError(f"{name!r} is not a table's name. Give it as schema.table.")
-    return found[0] if found else TableId(schema, rest)
+    return matches[0] if matches else TableId(schema, rest)
 
 
 class ReplayTask(TableTask):
@@ -208,19 +208,19 @@ class ReplayTask(TableTask):
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters, mark them in the dead-letter topic as done, and return the counts."""
-        found = self._context.offsets_of(self.topic, self.table)
-        if found.compaction is not None and self._settings.sequence_by == "kafka":
+        offsets = self._context.offsets_of(self.topic, self.table)
+        if offsets.compaction is not None and self._settings.sequence_by == "kafka":
             raise ConfigError(
-                f"The topic has cleanup.policy={found.compaction.policy}. Compaction may have removed newer "
-                "changes and deletes of the letters' rows, and a replay would undo these. Load the table "
-                "again, or drop the letters (`tidesink dlq drop`).",
+                f"The topic has cleanup.policy={offsets.compaction.policy}. Compaction may have removed "
+                "newer changes and deletes of the letters' rows, and a replay would undo these. Load the "
+                "table again, or drop the letters (`tidesink dlq drop`).",
                 table=str(self.table),
                 topic=self.topic,
             )
         retry = self._context.retry(self.table)
-        self._hold = retry.call(lambda: self._open(found))
+        self._hold = retry.call(lambda: self._open(offsets))
         progress = topic_progress(self._hold.progress, self.topic)
-        ours = replace(chosen, topic_id=found.topic_id)
+        ours = replace(chosen, topic_id=offsets.topic_id)
         every = letters.letters(chosen)
         mine = [letter for letter in every if ours.fits(letter, kind=letter.error)]
         report = ReplayReport(self.table, former=len(every) - len(mine))
@@ -232,13 +232,13 @@ class ReplayTask(TableTask):
                 "Start the worker, and replay the letters once the table has reached these offsets again.",
                 table=str(self.table),
             )
-        self._continuity.check_topic(progress, found)
+        self._continuity.check_topic(progress, offsets)
         # The worker reads records that wait for a later bound again, including letters among them.
         self.bound = self._hold.progress.bound
-        sorted_ = sorted_letters(mine, self._bounds(progress, found), self._source_reads)
+        sorted_ = sorted_letters(mine, self._bounds(progress, offsets), self._source_reads)
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired, unsure=sorted_.unsure)
         if sorted_.ready:
-            done = self._replay(letters, sorted_, progress, found=found)
+            done = self._replay(letters, sorted_, progress, found=offsets)
             report = replace(report, account=done.account, version=done.version, later=done.later)
             report = replace(report, settled=done.settled, unsure=report.unsure + done.unsure)
         outcomes = [*map(_dealt_with, sorted_.settled)]
@@ -296,27 +296,27 @@ class ReplayTask(TableTask):
             reads=self._source_reads,
         )
 
-    def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
+    def _bounds(self, progress: TopicProgress, offsets: TopicOffsets) -> dict[int, Bounds]:
         """Return the range of offsets per partition in which letters can be replayed.
 
         It begins after expired records, since Kafka must still have every later record. It ends at the
         applied offset; with cuts, at the first row that waits for a later bound.
         """
         return {
-            number: Bounds(self._since(number, found), at.low_water_offset)
-            for number, at in progress.partitions.items()
+            number: Bounds(self._since(number, offsets), partition.low_water_offset)
+            for number, partition in progress.partitions.items()
         }
 
-    def _since(self, partition: int, found: TopicOffsets) -> int:
+    def _since(self, partition: int, offsets: TopicOffsets) -> int:
         if self._settings.sequence_by == "source":
             return 0  # the target stores each row's position, so later records are not needed
-        lost = [n for n in self._added_after(partition, found) if found.partitions[n].earliest > 0]
+        lost = [n for n in self._added_after(partition, offsets) if offsets.partitions[n].earliest > 0]
         # Later changes may be in partitions that were added since. If records of these have expired, no
         # letter can be replayed.
-        return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
+        return offsets.partitions[partition].latest if lost else offsets.partitions[partition].earliest - 1
 
     def _following(
-        self, first: Mapping[int, int], progress: TopicProgress, found: TopicOffsets
+        self, first: Mapping[int, int], progress: TopicProgress, offsets: TopicOffsets
     ) -> tuple[FetchRange, ...]:
         """Return the ranges of applied records that may have newer changes of the letters' rows.
 
@@ -326,27 +326,27 @@ class ReplayTask(TableTask):
             return ()
         starts = {number: offset + 1 for number, offset in first.items()}
         for number in first:
-            for added in self._added_after(number, found):
+            for added in self._added_after(number, offsets):
                 starts[added] = 0
-        ends = {n: at.next_offset for n, at in progress.partitions.items()}
+        ends = {n: partition.next_offset for n, partition in progress.partitions.items()}
         return tuple(
-            FetchRange(self.topic, n, min(start, ends[n]), ends[n], found.topic_id)
+            FetchRange(self.topic, n, min(start, ends[n]), ends[n], offsets.topic_id)
             for n, start in starts.items()
             if n in ends
         )
 
-    def _added_after(self, partition: int, found: TopicOffsets) -> frozenset[int]:
+    def _added_after(self, partition: int, offsets: TopicOffsets) -> frozenset[int]:
         """Return the numbers of the partitions that were added to the topic after ``partition``.
 
         Keys may have moved from the older partitions to these.
         """
-        grown = self._context.topics.grown(found)
-        added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
+        grown = self._context.topics.grown(offsets)
+        added = [frozenset(offsets.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
 
 
 def _ranges(topic: str, first: Mapping[int, int], progress: TopicProgress) -> tuple[OffsetRange, ...]:
-    ends = {number: at.next_offset for number, at in progress.partitions.items()}
+    ends = {number: partition.next_offset for number, partition in progress.partitions.items()}
     return tuple(OffsetRange(topic, number, offset, ends[number]) for number, offset in first.items())
 
 
@@ -425,15 +425,15 @@ def standing_of_letter(
         ``open``: replay the letter. ``settled``: a later resync repaired its rows. ``unsure``: a snapshot or
         resync read its rows, possibly after the letter's change. ``later``: a change is above the bound.
     """
-    found = set[Standing]()
-    place = letter.topic, letter.partition, letter.offset
+    standings = set[Standing]()
+    position = letter.topic, letter.partition, letter.offset
     for event in events:
         if bound is not None and event.commit_ts is not None and event.commit_ts > bound:
             return "later"
-        found.add(standing_of(reads, *place, event.of_row))
-    if len(found) > 1:
+        standings.add(standing_of(reads, *position, event.of_row))
+    if len(standings) > 1:
         return "unsure"
-    return found.pop() if found else "open"  # a letter without row events changes no row
+    return standings.pop() if standings else "open"  # a letter without row events changes no row
 
 
 class LettersToday(NamedTuple):
@@ -510,16 +510,16 @@ class ReplayBatch(Batch):
         task = self._range_task(plan)
         with self._step("read"):
             self._chosen = reader = self._examined(task)
-            found = self._reduced_by(task, reader.letters)
-            with released_on_error(found.release):
-                self._letters = self._today(found)
-            if reader.following and not found.summary.unplanned:
-                found.release()
-                found = self._reduced_by(self._following(task), reader)
+            reduced = self._reduced_by(task, reader.letters)
+            with released_on_error(reduced.release):
+                self._letters = self._today(reduced)
+            if reader.following and not reduced.summary.unplanned:
+                reduced.release()
+                reduced = self._reduced_by(self._following(task), reader)
         for done in ("decoded", "reduced"):  # the same tasks do both
             self._context.failpoints.reach(done)
         # Only letters count as read, and they are counted in the dead-letter topic.
-        return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
+        return Reduction(plan, replace(reduced, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """Return the batch's task, without a limit by watermarks, because its records were read before
@@ -533,20 +533,24 @@ class ReplayBatch(Batch):
         With cuts, or after a snapshot that was limited to some rows, the letters' commit_ts and keys decide.
         """
         bound, letters = self._hold.bound, self._all.chosen
-        asked = [one for one in letters if bound is not None or limited_reads(one, self._reads)]
+        asked = [
+            candidate for candidate in letters if bound is not None or limited_reads(candidate, self._reads)
+        ]
         self._left_out = {}
         if not asked:
             return self._all
         events = self._events(task, tuple(asked))
         for letter in asked:
-            place = letter.partition, letter.offset
-            standing = standing_of_letter(letter, events.get(place, ()), self._reads, bound)
+            position = letter.partition, letter.offset
+            standing = standing_of_letter(letter, events.get(position, ()), self._reads, bound)
             if standing != "open":
                 self._left_out.setdefault(standing, []).append(letter)
-        out = {(one.partition, one.offset) for some in self._left_out.values() for one in some}
+        out = {(excluded.partition, excluded.offset) for some in self._left_out.values() for excluded in some}
         if not out:
             return self._all
-        chosen = tuple(one for one in letters if (one.partition, one.offset) not in out)
+        chosen = tuple(
+            candidate for candidate in letters if (candidate.partition, candidate.offset) not in out
+        )
         return self._all.of_some(self._context.dead_letters().topic, chosen)
 
     def _events(
@@ -554,7 +558,7 @@ class ReplayBatch(Batch):
     ) -> Mapping[tuple[int, int], list[LetterEvent]]:
         """Return the row events of each letter, by its partition and offset."""
         table, keys = str(self._settings.table), EventKeys(task.plan)
-        limited = [one for one in self._reads if one.limited]
+        limited = [read for read in self._reads if read.limited]
         source = KafkaSource(LetterFetch.of(self._context.dead_letters().topic, letters))
         with ExitStack() as opened, raised_task_errors(table=table):
             session = self._session
@@ -564,18 +568,18 @@ class ReplayBatch(Batch):
                 shape = task.plan.shape
                 reader = opened.enter_context(open_target_reader(self._context, shape, missing=missing))
                 session, columns = reader.session, compared_columns(reader, shape.key_columns)
-            found = source.over(session, task.ranges, keys, keys.ddl)
+            frame = source.over(session, task.ranges, keys, keys.ddl)
             if not limited:
-                found = found.selectExpr("partition", "offset", "commit_ts", _NO_MATCHES)
+                frame = frame.selectExpr("partition", "offset", "commit_ts", _NO_MATCHES)
             else:
-                wanted = {one.number: self._wanted(task, one, columns, session) for one in limited}
-                known = {number: one for number, one in wanted.items() if one is not None}
-                limited = [one for one in limited if one.number in known]
-                found = with_matches(found, columns, [*known.values()])
+                wanted = {read.number: self._wanted(task, read, columns, session) for read in limited}
+                covered = {number: rows for number, rows in wanted.items() if rows is not None}
+                limited = [read for read in limited if read.number in covered]
+                frame = with_matches(frame, columns, [*covered.values()])
             events = dict[tuple[int, int], list[LetterEvent]]()
-            for row in found.collect():
-                said = zip((one.number for one in limited), row["matches"], strict=True)
-                event = LetterEvent(row["commit_ts"], dict(said))
+            for row in frame.collect():
+                matches = zip((read.number for read in limited), row["matches"], strict=True)
+                event = LetterEvent(row["commit_ts"], dict(matches))
                 events.setdefault((row["partition"], row["offset"]), []).append(event)
         return events
 
@@ -589,7 +593,7 @@ class ReplayBatch(Batch):
         if read.keys is None:
             return limits_at_target(task.plan, read.where)
         asked = load_keys(self._context.store, read.keys)
-        names = [one.name for one in columns]
+        names = [column.name for column in columns]
         if asked is None or {*names} != {*asked.columns}:
             return None
         return named_keys(session, [*asked.in_order_of(names)], columns)
@@ -603,16 +607,16 @@ class ReplayBatch(Batch):
 
     def _following(self, task: RangeTask) -> RangeTask:
         own = offsets_by_partition(self._chosen.chosen)
-        known = {one.partition for one in task.ranges}
-        added = (one for one in self._chosen.following if one.partition not in known)
+        partitions = {part.partition for part in task.ranges}
+        added = (part for part in self._chosen.following if part.partition not in partitions)
         return replace(
             task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(self._letters.hashes), own)
         )
 
-    def _today(self, found: RangeFrame) -> LettersToday:
-        self._check_counted(found)
-        bad = faults_in(found.frame) if found.summary.bad else {}
-        return LettersToday(found.summary, found.read.records, bad, found.hashes)
+    def _today(self, reduced: RangeFrame) -> LettersToday:
+        self._check_counted(reduced)
+        bad = faults_in(reduced.frame) if reduced.summary.bad else {}
+        return LettersToday(reduced.summary, reduced.read.records, bad, reduced.hashes)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
         return reduction
@@ -630,15 +634,15 @@ class ReplayBatch(Batch):
         account = self._account(reduction, result)
         account.check(table=str(self._settings.table))
         bad, topic = self._letters.bad, self._plan.found
-        found = tuple(
-            Outcome(topic.topic_id, topic.topic, *place, *bad.get(place, (None, None)))
-            for place in ((one.partition, one.offset) for one in self._chosen.chosen)
+        outcomes = tuple(
+            Outcome(topic.topic_id, topic.topic, *position, *bad.get(position, (None, None)))
+            for position in ((letter.partition, letter.offset) for letter in self._chosen.chosen)
         )
         left = self._left_out
         settled = map(_dealt_with, left.get("settled", ()))
         return Replayed(
             account,
-            (*found, *settled),
+            (*outcomes, *settled),
             result.version if result else "",
             *(len(left.get(name, ())) for name in ("settled", "unsure", "later")),
         )
@@ -694,14 +698,14 @@ class ReplayBatch(Batch):
         foreign = count - letters.read  # letters whose records belong to another table by the current config
         read = count + today.read - today.messages
         if self._sequenced:
-            found = account_of(
+            account = account_of(
                 reduction.summary,
                 kafka_records=count,
                 applied_rows=result.applied if result else 0,
                 rejected=today.bad,
                 stale_rows=result.stale if result else 0,
             )
-            return replace(found, read=read, without_row=found.without_row + foreign)
+            return replace(account, read=read, without_row=account.without_row + foreign)
         stay = self._events_that_stay(reduction)
         others = today.read - letters.rows - today.bad
         return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
@@ -711,4 +715,4 @@ class ReplayBatch(Batch):
         if not reduction.summary.rows:
             return 0
         own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}
-        return sum(place in own for place in event_places(reduction.frame))
+        return sum(position in own for position in event_places(reduction.frame))

@@ -49,11 +49,14 @@ class Rewinds:
         """Return True if a rewind is requested, and was neither done nor refused."""
         return self.asked is not None and self.asked.number > max(progress.rewound, self._refused)
 
-    def plan(self, progress: Progress, found: TopicOffsets, *, loads: bool = False) -> BatchPlan | None:
+    def plan(
+        self, progress: Progress, topic_offsets: TopicOffsets, *, loads: bool = False
+    ) -> BatchPlan | None:
         """Return the plan of the batch that sets the offsets back, or None if no rewind is due.
 
         The plan's ranges are empty and begin at the requested offsets. ``progress``: the table's progress.
-        ``found``: the topic's current offsets. ``loads``: True while the table's snapshot is not finished.
+        ``topic_offsets``: the topic's current offsets. ``loads``: True while the table's snapshot is not
+        finished.
 
         Raises:
             ConfigError: the table may not be rewound; the request is removed.
@@ -66,19 +69,21 @@ class Rewinds:
         try:
             refuse_meanwhile(self._context.config, self._settings.table, loads=loads)
             offsets = rewound_offsets(
-                topic_progress(progress, found.topic),
-                found,
+                topic_progress(progress, topic_offsets.topic),
+                topic_offsets,
                 asked.offsets,
                 self._settings,
                 topic_id=asked.topic_id,
-                grown=self._context.topics.grown(found),
+                grown=self._context.topics.grown(topic_offsets),
             )
         except ConfigError as exc:
             self._refused = asked.number
             self.settle()
             raise exc.with_context(table=str(self._settings.table)) from None
-        ranges = (OffsetRange(found.topic, n, offset, offset) for n, offset in sorted(offsets.items()))
-        return BatchPlan(tuple(ranges), found)
+        ranges = (
+            OffsetRange(topic_offsets.topic, n, offset, offset) for n, offset in sorted(offsets.items())
+        )
+        return BatchPlan(tuple(ranges), topic_offsets)
 
     def settle(self) -> None:
         """Remove the request from the state store, because the rewind is done or refused.
@@ -127,9 +132,9 @@ def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
 
     Empty if no rewind is under way.
     """
-    known = progress.topics.get(topic) if progress is not None else None
-    again: Mapping[int, Any] = known.read_again if known is not None else {}
-    return {"read_again": {str(n): list(at) for n, at in sorted(again.items())}} if again else {}
+    current = progress.topics.get(topic) if progress is not None else None
+    again: Mapping[int, Any] = current.read_again if current is not None else {}
+    return {"read_again": {str(n): list(offsets) for n, offsets in sorted(again.items())}} if again else {}
 
 
 class RewindBatch(Batch):

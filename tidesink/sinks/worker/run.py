@@ -286,9 +286,9 @@ class Worker:
         if now - self._told_opening < self.opening_seconds:
             return
         tables = list(self._table_tasks)
-        opening = [one.table for one in self._busy.values() if one.is_opening]
+        opening = [table_task.table for table_task in self._busy.values() if table_task.is_opening]
         if opening:
-            what = opening_line(opening, sum(one.was_open for one in tables), len(tables))
+            what = opening_line(opening, sum(table_task.was_open for table_task in tables), len(tables))
         elif not tables and self._table_tasks.look_ups is not None:
             what = "looking up which tables the topics hold"
         else:
@@ -331,7 +331,7 @@ class Worker:
             table_task.apply_control(self._requests.of(table_task.table))
             if table_task.topic in self._failed:
                 table_task.fail(self._failed[table_task.topic])
-        self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen, quiet)
+        self._give_turns([task for task in idle if task.topic not in seen.unanswered], seen, quiet)
 
     def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
         """Pass each task the current offsets of its topic, or to idle tasks the error of their look-up.
@@ -349,10 +349,10 @@ class Worker:
         """Return the tasks whose topics have no new records, or only watermarks. They need no batch."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
-            found = seen.found.get(table_task.topic)
-            starts = table_task.follows_from(found)
-            if found is not None and starts:
-                followed[table_task] = Standing(found, starts)
+            offsets = seen.found.get(table_task.topic)
+            starts = table_task.follows_from(offsets)
+            if offsets is not None and starts:
+                followed[table_task] = Standing(offsets, starts)
         topics = dict[str, Standing]()
         for standing in followed.values():
             topic = standing.found.topic
@@ -366,15 +366,15 @@ class Worker:
         """Return True if the task had no work when it was last checked, and nothing has changed
         since then.
         """
-        known = self._settled.get(table_task)
+        settled = self._settled.get(table_task)
         return (
-            known is not None
+            settled is not None
             and table_task.state == "IDLE"
             and not table_task.is_failing
             and not (table_task.owes_commit or table_task.has_ddl or table_task.looks_again)
-            and known[0] is seen.found.get(table_task.topic)
-            and known[1] == self._requests.of(table_task.table)
-            and known[2:] == (table_task.bound, table_task.ends)
+            and settled[0] is seen.found.get(table_task.topic)
+            and settled[1] == self._requests.of(table_task.table)
+            and settled[2:] == (table_task.bound, table_task.ends)
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
@@ -401,16 +401,16 @@ class Worker:
             _log.warning("pattern fits no table", warning=warning)
 
     def _give_turns(self, idle: list[TableTask], seen: Look, quiet: set[TableTask]) -> None:
-        found = seen.found
+        topics = seen.found
         ready, due = list[TableTask](), list[TableTask]()
         for table_task in idle:
             self._settled.pop(table_task, None)
-            table_task.look(found.get(table_task.topic))
+            table_task.look(topics.get(table_task.topic))
             if not self._may_work(table_task, seen):
                 table_task.recover()
                 asked = self._requests.of(table_task.table)
                 limits = table_task.bound, table_task.ends
-                self._settled[table_task] = found.get(table_task.topic), asked, *limits
+                self._settled[table_task] = topics.get(table_task.topic), asked, *limits
             elif table_task not in quiet:
                 ready.append(table_task)
             elif self._is_due(table_task) or table_task.owes_commit:
@@ -420,7 +420,7 @@ class Worker:
         for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
             self._gave_overdue = table_task in due
             table_task.turn = next(self._turns)
-            work = partial(table_task.work, found.get(table_task.topic), passes=not self._ends)
+            work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
@@ -485,8 +485,8 @@ class Worker:
         choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
 
         def chosen(available: Iterable[str]) -> tuple[str, ...]:
-            found = tuple(available)
-            return (*choose(found), *(name for name in found if ddl is not None and name == ddl.topic))
+            topics = tuple(available)
+            return (*choose(topics), *(name for name in topics if ddl is not None and name == ddl.topic))
 
         unread = {table_task.topic for table_task in self._table_tasks if table_task.lag > 0}
         all_of_each = whole or self._ends
@@ -499,15 +499,15 @@ class Worker:
         return codec_of(self._context.config.source, self._context.registry).decode
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
-        found = seen.found.get(table_task.topic)
-        if found is None and table_task.topic not in self._missed:
+        offsets = seen.found.get(table_task.topic)
+        if offsets is None and table_task.topic not in self._missed:
             return False
         if not self._ends:
             table_task.wake()
         if self._batches is not None and table_task.batches >= self._batches:
             table_task.leave()
             return False
-        return table_task.has_work(found)
+        return table_task.has_work(offsets)
 
     def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
         """Return the tasks in the order in which they get a batch.
@@ -557,7 +557,7 @@ class Worker:
         self._table_tasks.end_look_ups()
         late = self._late()
         # Cancelled look-ups are not reported: the next worker repeats them.
-        if tables := [str(self._busy[one].table) for one in late if one in self._busy]:
+        if tables := [str(self._busy[future].table) for future in late if future in self._busy]:
             self._abandoned = True
             _log.warning("batches abandoned", tables=tables)
         while late:  # repeated, because a batch may start its next Spark job after a cancellation

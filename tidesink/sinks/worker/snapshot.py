@@ -223,15 +223,15 @@ class SourceDatabase:
             SourceUnavailableError: the database does not answer.
         """
         with translated(OPTION):
-            found = stored_table(self.connection, table)
-        if found is None:
+            stored = stored_table(self.connection, table)
+        if stored is None:
             raise SourceError(
                 f"{OPTION} has no table {table}, or the user may not read it. Grant SELECT on the table.",
                 table=str(table),
             )
-        if not found.key:
+        if not stored.key:
             raise ConfigError(_KEYLESS, table=str(table))
-        return found
+        return stored
 
     def confirm_order(self, table: TableId, stored: StoredTable) -> None:
         """Check that the table's key still sorts in the order in which its ranges were chosen.
@@ -244,8 +244,8 @@ class SourceDatabase:
             SourceError: the database has no such table.
             SourceUnavailableError: the database does not answer.
         """
-        found = self.table(table)
-        if (found.key, found.order) != (stored.key, stored.order):
+        current = self.table(table)
+        if (current.key, current.order) != (stored.key, stored.order):
             raise KeyOrderError(_REORDERED, table=str(table))
 
     def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -342,12 +342,12 @@ def all_ranges(
         ConfigError: no database is configured, it refuses the user, or it cannot read as of ``as_of``.
         SourceUnavailableError: the database does not answer.
     """
-    found: list[KeyRange] = []
+    ranges: list[KeyRange] = []
     with open_source_database(config, as_of=as_of) as database:
-        while not found or found[-1].up_to is not None:
-            after = found[-1].up_to if found else None
-            found += database.ranges(table, stored, after=after, where=where)
-    return tuple(found)
+        while not ranges or ranges[-1].up_to is not None:
+            after = ranges[-1].up_to if ranges else None
+            ranges += database.ranges(table, stored, after=after, where=where)
+    return tuple(ranges)
 
 
 @contextmanager
@@ -442,14 +442,19 @@ class Snapshot:
 
         With ``snapshot: initial``, a snapshot begins if no batch was applied to the table.
         """
-        asked, found = self.asked, progress.snapshot
-        if asked.cancelled >= max(asked.started, found.number if found else 0):
+        asked, snapshot = self.asked, progress.snapshot
+        if asked.cancelled >= max(asked.started, snapshot.number if snapshot else 0):
             return False
-        if found is not None and found.number >= asked.started and found.keys != asked.keys and found.keys:
+        if (
+            snapshot is not None
+            and snapshot.number >= asked.started
+            and snapshot.keys != asked.keys
+            and snapshot.keys
+        ):
             return False  # the state store was lost, and the snapshot's keys with it
-        if found is None:
+        if snapshot is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
-        return found.number < asked.started or not found.done
+        return snapshot.number < asked.started or not snapshot.done
 
     def repairs(self, progress: Progress) -> bool:
         """Return True if a resync of the whole table is requested and has not begun.
@@ -464,8 +469,8 @@ class Snapshot:
         """Return True if the requested snapshot can never begin, because its number is below the last
         snapshot's.
         """
-        found, asked = progress.snapshot, self.asked
-        return found is not None and asked.is_asked and asked.started < found.number
+        snapshot, asked = progress.snapshot, self.asked
+        return snapshot is not None and asked.is_asked and asked.started < snapshot.number
 
     def tell_outrun(self, progress: Progress) -> str:
         """Remove a request that can never begin, and return the warning for the table's status.
@@ -499,35 +504,35 @@ class Snapshot:
             self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
         return self._outside
 
-    def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
+    def goes_on(self, progress: Progress, offsets: TopicOffsets, applied: Mapping[int, int]) -> bool:
         """Return True if the next part of the snapshot can be read now.
 
         False if no snapshot is due, or pending changes must be applied first (``waits``). Also False while
         the table reads its topic again after a rewind: older changes would be applied after the newer rows of
         the part. ``applied``: the applied offset per partition.
         """
-        known = progress.topics.get(found.topic)
-        if known is not None and known.read_again:
+        topic_progress = progress.topics.get(offsets.topic)
+        if topic_progress is not None and topic_progress.read_again:
             return False
-        ends = {number: at.latest for number, at in found.partitions.items()}
+        ends = {number: partition.latest for number, partition in offsets.partitions.items()}
         return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
         """Return the details of the table's status about its snapshot; empty without a snapshot."""
         if progress is None or (progress.snapshot is None and not self.is_due(progress)):
             return {}
-        found = progress.snapshot or SnapshotProgress(())
-        state = "done" if found.done else "running"
+        snapshot = progress.snapshot or SnapshotProgress(())
+        state = "done" if snapshot.done else "running"
         if self.is_due(progress):
             state = "running"
-        elif not found.done:
+        elif not snapshot.done:
             state = "paused" if self.asked.rests else "cancelled"
-        shown = {"state": state, "number": found.number, "rows": found.rows, "estimate": self._estimate}
-        where = found.where if found.number >= self.asked.started else self.asked.where
+        shown = {"state": state, "number": snapshot.number, "rows": snapshot.rows, "estimate": self._estimate}
+        where = snapshot.where if snapshot.number >= self.asked.started else self.asked.where
         if where:
-            shown["where"] = " and ".join(str(Bound._make(one)) for one in where)
-        if found.sweep is not None:
-            shown["deletes"] = asdict(found.sweep)
+            shown["where"] = " and ".join(str(Bound._make(bound)) for bound in where)
+        if snapshot.sweep is not None:
+            shown["deletes"] = asdict(snapshot.sweep)
         if state == "running" and self._open:
             shown |= {"state": "waiting", "reason": _OPEN.format(len(self._open))}
         elif state == "running" and self._ahead is not None:
@@ -566,9 +571,9 @@ class Snapshot:
 
         Then the snapshot waits, and checks again some seconds later.
         """
-        known, self._open = self._open, database.unresolved(known=self._open)
+        previous, self._open = self._open, database.unresolved(known=self._open)
         self._looks_at = time.monotonic() + _SECONDS
-        if self._open and not known:
+        if self._open and not previous:
             _log.warning(
                 "snapshot waits", table=str(self._settings.table), reason=_OPEN.format(len(self._open))
             )
@@ -595,8 +600,8 @@ class Snapshot:
         must know which rows the resync has read. ``before``, ``after``: the progress before and after the
         part.
         """
-        left = {self.asked.keys, *(one.keys for one in after.source_reads)}
-        for name in {one.keys for one in before.source_reads} - left:
+        left = {self.asked.keys, *(read.keys for read in after.source_reads)}
+        for name in {read.keys for read in before.source_reads} - left:
             if name is not None:
                 forget = partial(forget_keys, self._context.store, name)
                 self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
@@ -635,7 +640,7 @@ class Snapshot:
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
             projection, fold = self._settings.projection, plan.rows.shape.fold
-            gap = gap._replace(new=tuple(one for one in gap.new if not projection.leaves_out(one, fold)))
+            gap = gap._replace(new=tuple(name for name in gap.new if not projection.leaves_out(name, fold)))
             if self._is_ahead(gap, plan.decoder, applied):
                 return None
             # Must come after the offsets of the table's changes are fixed, and before its rows are read.
@@ -667,12 +672,12 @@ class Snapshot:
         Raises:
             SnapshotRefusedError: it would, and rows of the table would stay missing.
         """
-        asked, found = self.asked, progress.snapshot
-        if not asked.limited or (found is not None and found.number >= asked.started):
+        asked, snapshot = self.asked, progress.snapshot
+        if not asked.limited or (snapshot is not None and snapshot.number >= asked.started):
             return
-        begins = found is None and self._settings.snapshot == "initial" and progress.batch == 0
-        goes_on = found is not None and not (found.done or found.limited)
-        if (begins or goes_on) and asked.cancelled < (found.number if found else 0):
+        begins = snapshot is None and self._settings.snapshot == "initial" and progress.batch == 0
+        goes_on = snapshot is not None and not (snapshot.done or snapshot.limited)
+        if (begins or goes_on) and asked.cancelled < (snapshot.number if snapshot else 0):
             raise SnapshotRefusedError(_UNFINISHED)
 
     def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
@@ -694,23 +699,23 @@ class Snapshot:
         Raises:
             SnapshotRefusedError: a bound's column is not in the key, or the target sorts it differently.
         """
-        found = from_lists(before.where)
-        if not found:
+        bounds = from_lists(before.where)
+        if not bounds:
             return ()
         self._estimate = None
-        if not {one.column for one in found} <= {*stored.key}:
+        if not {bound.column for bound in bounds} <= {*stored.key}:
             raise SnapshotRefusedError(_NO_COLUMN.format(", ".join(stored.key)))
         try:
             # The key's types may have changed since the request. A retry would fail, too.
-            checked_bounds(found, stored)
+            checked_bounds(bounds, stored)
         except ConfigError as error:
             raise SnapshotRefusedError(error.message) from error
         if before.sweep is not None and before.after is None and not before.sweep.begun:
             try:
-                check_limits(self._context, plan, found)
+                check_limits(self._context, plan, bounds)
             except ConfigError as error:
                 raise SnapshotRefusedError(error.message) from error
-        return found
+        return bounds
 
     def _keys(self, before: SnapshotProgress, plan: DecodePlan) -> AskedKeys | None:
         """Return the keys that the snapshot is limited to, or None if it has no such limit.
@@ -720,14 +725,14 @@ class Snapshot:
         """
         if before.keys is None:
             return None
-        found = load_keys(self._context.store, before.keys)
-        if found is None:
+        asked = load_keys(self._context.store, before.keys)
+        if asked is None:
             raise SnapshotRefusedError(_KEYS_GONE)
-        self._estimate = len(found.keys)
-        names = [one.name for one in plan.shape.key_columns]
-        if {*names} != {*found.columns}:
-            raise SnapshotRefusedError(_OTHER_KEY.format(", ".join(found.columns), ", ".join(names)))
-        return found
+        self._estimate = len(asked.keys)
+        names = [column.name for column in plan.shape.key_columns]
+        if {*names} != {*asked.columns}:
+            raise SnapshotRefusedError(_OTHER_KEY.format(", ".join(asked.columns), ", ".join(names)))
+        return asked
 
     def _key_set(
         self,
@@ -750,15 +755,15 @@ class Snapshot:
             raise SnapshotRefusedError(_NO_WAY_BACK)
         left = asked.behind(after)
         keys = AskedKeys(asked.columns, left[:most])
-        texts = askable(keys.in_order_of(one.name for one in plan.shape.key_columns), columns)
+        texts = askable(keys.in_order_of(column.name for column in plan.shape.key_columns), columns)
         last = keys.keys[-1] if len(left) > most else None
-        return KeySet(tuple(one.name for one in columns), tuple(texts), last)
+        return KeySet(tuple(column.name for column in columns), tuple(texts), last)
 
     def refuse(self, error: SnapshotRefusedError, progress: Progress) -> str:
         """Remove a request that is not possible, and return the warning for the table's status."""
-        started, found = self.asked.started, progress.snapshot
-        before = found.number if found is not None and found.number < started else 0
-        begun = found is not None and found.number == started
+        started, snapshot = self.asked.started, progress.snapshot
+        before = snapshot.number if snapshot is not None and snapshot.number < started else 0
+        begun = snapshot is not None and snapshot.number == started
         context, table = self._context, self._settings.table
 
         def change() -> None:
@@ -790,22 +795,23 @@ class Snapshot:
         ``gap``: the difference. ``applied``: the applied offset per partition.
         """
         waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
-        known = self._ahead.gap if self._ahead is not None else self._settled
-        again = self._ahead is not None and known == gap
-        if not (gap.lost or gap.new) or (gap == known and not (gap.lost and waits)):
+        previous = self._ahead.gap if self._ahead is not None else self._settled
+        again = self._ahead is not None and previous == gap
+        if not (gap.lost or gap.new) or (gap == previous and not (gap.lost and waits)):
             self._settled = gap
             return False
         self._ahead = _Ahead(gap, False, dict(applied), again=again)
         return True
 
-    def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
+    def _before(self, snapshot: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
         """Return the progress from which the next part continues.
 
-        It is at the start if the snapshot is new, or if the table's key or its order has changed. ``found``:
-        the snapshot in the table's progress, or None. ``stored``: the table's definition in the database.
+        It is at the start if the snapshot is new, or if the table's key or its order has changed.
+        ``snapshot``: the snapshot in the table's progress, or None. ``stored``: the table's definition in the
+        database.
         """
-        number = max(self.asked.started, found.number if found else 0)
-        if found is None or found.number < number:
+        number = max(self.asked.started, snapshot.number if snapshot else 0)
+        if snapshot is None or snapshot.number < number:
             sweep = Sweep() if self.asked.deletes else None
             return SnapshotProgress(
                 stored.key,
@@ -818,16 +824,16 @@ class Snapshot:
         # If the rows are sorted differently, all of them are read and written again. The order does not
         # matter for requested keys, which have their own order, and for the second phase of a resync, which
         # uses hashes.
-        by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
-        if found.order is None and self._first_order is None:
+        by_order = snapshot.keys is None and not (snapshot.sweep is not None and snapshot.sweep.begun)
+        if snapshot.order is None and self._first_order is None:
             self._first_order = stored.order
-        known_order = self._first_order if found.order is None else found.order
+        known_order = self._first_order if snapshot.order is None else snapshot.order
         same_order = known_order == stored.order or not by_order
-        found, before = replace(found, order=stored.order), found.key
+        snapshot, before = replace(snapshot, order=stored.order), snapshot.key
         if before == stored.key and same_order:
-            return found
-        sweep = None if found.sweep is None else Sweep()
-        return replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
+            return snapshot
+        sweep = None if snapshot.sweep is None else Sweep()
+        return replace(snapshot, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
 
 
 class SnapshotBatch(Batch):
@@ -926,8 +932,8 @@ class SnapshotBatch(Batch):
         return (self._hold.horizon or 0) + 1 if ordered else None
 
     def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
-        found = super()._reduced_batch(reduction, schema_decision)
-        return found if self._history is None else replace(found, reads=True, since=None)
+        batch = super()._reduced_batch(reduction, schema_decision)
+        return batch if self._history is None else replace(batch, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
         """Return the progress in the table's topic without new offsets: a part of a snapshot reads no
@@ -941,9 +947,9 @@ class SnapshotBatch(Batch):
         return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
 
     def _database(self) -> DatabaseSettings:
-        found = self._context.config.source.database
-        assert found is not None  # noqa: S101  (the part's bounds are from it)
-        return found
+        database = self._context.config.source.database
+        assert database is not None  # noqa: S101  (the part's bounds are from it)
+        return database
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
         """Check that the target can store all rows of the part.
@@ -983,7 +989,7 @@ class SnapshotBatch(Batch):
         read = SourceRead(snapshot.number, {}, settles, snapshot.keys, snapshot.where)
         # Rows that wait for a later bound of cuts are read again, from the first such row on.
         offsets = {
-            name: {number: at.low_water_offset for number, at in topic.partitions.items()}
+            name: {number: partition.low_water_offset for number, partition in topic.partitions.items()}
             for name, topic in progress.topics.items()
         }
         begins = part.before.after is None and not part.sweeps

@@ -88,22 +88,24 @@ class SourceDdl:
 
     def is_due(self, progress: Progress) -> bool:
         """Return True if the DDL topic has a statement on the table that must be decided about now."""
-        found = self._undecided(progress)
-        return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
+        undecided = self._undecided(progress)
+        return bool(undecided) and (self._waits[0] != undecided or time.time() >= self._waits[1])
 
     def _undecided(self, progress: Progress) -> Sequence[SourceStatement]:
         if self._topic is None or not self._policies.follows:
             return ()
         decided = self._progress(progress).decided
-        return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
+        return tuple(
+            statement for statement in self._topic.of(self._settings.table) if statement.ddl.offset >= decided
+        )
 
     def _progress(self, progress: Progress) -> DdlProgress:
         """Return the table's progress in the DDL topic. It is at offset 0 if the topic is new or was
         replaced.
         """
         topic_id = self._topic.topic_id if self._topic is not None else ""
-        known = progress.ddl
-        return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)
+        stored = progress.ddl
+        return stored if stored is not None and stored.topic_id == topic_id else DdlProgress(topic_id, 0)
 
     def warnings(self, hold: Hold | None) -> tuple[str, ...]:
         """Return warnings: statements that were not applied, and the reason if the DDL topic cannot be read.
@@ -112,23 +114,23 @@ class SourceDdl:
         """
         if self._topic is None:
             return ()
-        said = [self._topic.problem] if self._topic.problem else []
+        texts = [self._topic.problem] if self._topic.problem else []
         if hold is not None:
-            known, follows = self._progress(hold.progress), self._policies.follows
-            for one, _ in self._topic.of(self._settings.table):
-                if not follows or known.followed <= one.offset < known.decided:
-                    said.append(f"not applied, {one.effect}: {one.statement[:_SHOWN_SQL]}")
-        return tuple(said)
+            progress, follows = self._progress(hold.progress), self._policies.follows
+            for ddl, _ in self._topic.of(self._settings.table):
+                if not follows or progress.followed <= ddl.offset < progress.decided:
+                    texts.append(f"not applied, {ddl.effect}: {ddl.statement[:_SHOWN_SQL]}")
+        return tuple(texts)
 
     def decide(
-        self, hold: Hold, accepted: Accepted, found: TopicOffsets, applied: Mapping[int, int]
+        self, hold: Hold, accepted: Accepted, offsets: TopicOffsets, applied: Mapping[int, int]
     ) -> DdlDecision | None:
         """Decide about all undecided statements on the table.
 
         Args:
             hold: The open table with its progress.
             accepted: The users' decisions about schema changes.
-            found: The current offsets of the table's topic.
+            offsets: The current offsets of the table's topic.
             applied: The applied offset per partition of the table's topic.
 
         Returns:
@@ -143,23 +145,27 @@ class SourceDdl:
         if not undecided:
             return None
         policies = replace(self._policies, accepted=accepted)
-        known, end = self._progress(hold.progress), undecided[-1].ddl.offset + 1
-        decided = DdlDecision(replace(known, decided=end))
+        progress, end = self._progress(hold.progress), undecided[-1].ddl.offset + 1
+        decided = DdlDecision(replace(progress, decided=end))
         refusal = self._obstacle()
         pending = _pending(undecided, policies, refusal)
-        followed = [one for one in undecided if policies.decide(_change(one.ddl)) == "apply"]
+        followed = [
+            statement for statement in undecided if policies.decide(_change(statement.ddl)) == "apply"
+        ]
         if pending or not followed:
             return replace(decided, pending=pending, chosen=policies.chosen)
-        settled = max(one.sent for one in followed) / 1000 + SETTLED_SECONDS
+        settled = max(statement.sent for statement in followed) / 1000 + SETTLED_SECONDS
         if time.time() < settled:
             self._waits = undecided, settled
             return None
         if self._catch_up_to[0] != end:
-            now = self._context.topics.ends_now(found)
-            self._catch_up_to = end, {n: at.latest for n, at in now.partitions.items()}
+            now = self._context.topics.ends_now(offsets)
+            self._catch_up_to = end, {n: partition.latest for n, partition in now.partitions.items()}
         if any(applied.get(n, 0) < end for n, end in self._catch_up_to[1].items()):
             return None
-        found_of_it = self._followed(replace(decided.ddl, followed=end), [one.ddl for one in followed])
+        found_of_it = self._followed(
+            replace(decided.ddl, followed=end), [statement.ddl for statement in followed]
+        )
         return replace(found_of_it, chosen=policies.chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
@@ -173,18 +179,18 @@ class SourceDdl:
             stored = stored_table(database.connection, table)
         if stored is not None and stored.key:
             return DdlDecision(ddl, resyncs=True)
-        if stored is None and any(one.kind in _GONE for one in followed):
+        if stored is None and any(statement.kind in _GONE for statement in followed):
             return DdlDecision(ddl, empties=True)
         reason = _NO_TABLE.format(OPTION, table) if stored is None else _KEYLESS
-        waits = (Pending(_change(one), ("ignore",), reason) for one in followed)
+        waits = (Pending(_change(statement), ("ignore",), reason) for statement in followed)
         return DdlDecision(ddl, pending=tuple(waits))
 
     def _obstacle(self) -> str:
         """Return the reason why statements cannot be applied with this config, or an empty text."""
         config = self._context.config
-        found = ddl_obstacle(config)
-        if found is not None:
-            return ": ".join(found)
+        obstacle = ddl_obstacle(config)
+        if obstacle is not None:
+            return ": ".join(obstacle)
         return snapshot_obstacle(config) or ""
 
     def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
@@ -204,12 +210,12 @@ class SourceDdl:
         A new resync if one follows. A finished snapshot if the table is emptied, since there is nothing more
         to read. Otherwise the snapshot that the table has now.
         """
-        found = progress.snapshot
-        if decision.empties and found is not None:
-            return replace(found, done=True)
+        snapshot = progress.snapshot
+        if decision.empties and snapshot is not None:
+            return replace(snapshot, done=True)
         if not decision.resyncs:
-            return found
-        number, now = (found.number if found is not None else 0) + 1, time.time()
+            return snapshot
+        number, now = (snapshot.number if snapshot is not None else 0) + 1, time.time()
 
         def start(asked: SnapshotControl) -> SnapshotControl:
             started = asked.start(now, deletes=True)
@@ -226,25 +232,25 @@ class SourceDdl:
         return SnapshotProgress((), number=asked.snapshot.started, sweep=Sweep())
 
 
-def _change(one: RowDdl) -> SchemaChange:
-    return SchemaChange(one.kind, "", one.time, one.statement, one.at)
+def _change(ddl: RowDdl) -> SchemaChange:
+    return SchemaChange(ddl.kind, "", ddl.time, ddl.statement, ddl.at)
 
 
-def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
+def _pending(statements: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
     """Return statements that wait for a user, in order, up to one that allows other decisions than the first.
 
     So a user can decide about all returned statements in the same way.
     """
-    waiting = list(_waiting(found, policies, refusal))
-    return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
+    waiting = list(_waiting(statements, policies, refusal))
+    return tuple(takewhile(lambda pending: pending.accepts == waiting[0].accepts, waiting))
 
 
-def _waiting(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> Iterator[Pending]:
-    for one, _ in found:
-        change = _change(one)
+def _waiting(statements: Sequence[SourceStatement], policies: Policies, refusal: str) -> Iterator[Pending]:
+    for ddl, _ in statements:
+        change = _change(ddl)
         policy = policies.decide(change)
         if policy == "pause" or (policy == "apply" and refusal):
-            reason = refusal or f"If you ignore it, {one.effect}. If you approve it, a resync follows."
+            reason = refusal or f"If you ignore it, {ddl.effect}. If you approve it, a resync follows."
             yield Pending(change, ("ignore",) if refusal else ("apply", "ignore"), reason)
 
 

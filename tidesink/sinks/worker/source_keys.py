@@ -114,17 +114,21 @@ def key_columns(
     """
     decoder, shape = plan.decoder, plan.shape
     assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-    read = {one.recorded.name: one for one in decoder.columns}
-    found = []
-    for at, column in enumerate(shape.key_columns):
+    read = {source_column.recorded.name: source_column for source_column in decoder.columns}
+    columns = []
+    for index, column in enumerate(shape.key_columns):
         if shape.shard is not None and column.name == shape.shard.column:
             continue
-        one = read.get((plan.rows.sources or {}).get(column.name, column.name))
-        back = None if one is None else _way_back(one, decoder, types[column.name].partition("(")[0])
-        if one is None or back is None:
+        source_column = read.get((plan.rows.sources or {}).get(column.name, column.name))
+        back = (
+            None
+            if source_column is None
+            else _way_back(source_column, decoder, types[column.name].partition("(")[0])
+        )
+        if source_column is None or back is None:
             return None
-        found.append(KeyColumn(at, one.stored.name, one.stored.type, back))
-    return tuple(found) if {*key} <= {one.name for one in found} else None
+        columns.append(KeyColumn(index, source_column.stored.name, source_column.stored.type, back))
+    return tuple(columns) if {*key} <= {key_column.name for key_column in columns} else None
 
 
 # Pairs of a source type and a target type whose values sort alike, so that a key range has the same rows on
@@ -163,25 +167,28 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
 
     decoder, shape = plan.decoder, plan.shape
     assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-    read = {one.recorded.name: one for one in decoder.columns}
+    read = {source_column.recorded.name: source_column for source_column in decoder.columns}
     columns = {
-        one.stored.name: (column.name, one)
+        source_column.stored.name: (column.name, source_column)
         for column in shape.key_columns
-        if (one := read.get((plan.rows.sources or {}).get(column.name, column.name))) is not None
+        if (source_column := read.get((plan.rows.sources or {}).get(column.name, column.name))) is not None
     }
-    found = []
+    limits = []
     for bound in bounds:
-        name, one = columns.get(bound.column, ("", None))
+        name, source_column = columns.get(bound.column, ("", None))
         kind = types.get(name, "")
-        exact = one is not None and _way_back(one, decoder, kind.partition("(")[0]) is not None
-        if one is None or not (exact and is_ranged(one.stored.type, kind, bound.text)):
+        exact = (
+            source_column is not None
+            and _way_back(source_column, decoder, kind.partition("(")[0]) is not None
+        )
+        if source_column is None or not (exact and is_ranged(source_column.stored.type, kind, bound.text)):
             raise ConfigError(
                 "--where needs a key column that the target stores in a type that sorts like the source's. "
                 f"In the target, {bound.column} is {kind or 'not in the key'}. Leave --where out.",
                 table=str(shape.source),
             )
-        found.append(Limit(name, bound))
-    return tuple(found)
+        limits.append(Limit(name, bound))
+    return tuple(limits)
 
 
 def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) -> tuple[Limit, ...] | None:
@@ -193,15 +200,15 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
     from tidesink.sinks.spark.digests import Limit
 
     sources = plan.rows.sources or {}
-    names = {sources.get(one.name, one.name): one.name for one in plan.shape.key_columns}
-    found = []
+    names = {sources.get(column.name, column.name): column.name for column in plan.shape.key_columns}
+    limits = []
     for bound in from_lists(where):
         alike = [name for name in names if _spelt(name) == _spelt(bound.column)]
         spelled = [bound.column] if bound.column in names else alike
         if len(spelled) != 1:
             return None
-        found.append(Limit(names[spelled[0]], bound))
-    return tuple(found)
+        limits.append(Limit(names[spelled[0]], bound))
+    return tuple(limits)
 
 
 def _spelt(name: str) -> str:
@@ -286,7 +293,7 @@ def _member(text: str, stored: ColumnType) -> str:
 
 def _members(text: str, stored: ColumnType) -> str:
     chosen = {*text.split(",")} if text else set()
-    return str(sum(1 << at for at, one in enumerate(stored.members or ()) if one in chosen))
+    return str(sum(1 << index for index, member in enumerate(stored.members or ()) if member in chosen))
 
 
 _PLAIN_TEXTS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"})
@@ -364,8 +371,8 @@ class KeyedTask:
                 yield from self.work(self.wanted, self._read(keys))
 
     def _read(self, keys: Sequence[Sequence[str | None]]) -> Iterator[pa.RecordBatch]:
-        names = [one.name for one in self.columns]
-        texts = [tuple(_text(key[one.at], one) for one in self.columns) for key in keys]
+        names = [column.name for column in self.columns]
+        texts = [tuple(_text(key[column.at], column) for column in self.columns) for key in keys]
         read = RetryPolicy(self.seconds).call(lambda: [*self.rows.of_keys(self.wanted, names, texts)])
         yield from read
 
@@ -393,7 +400,7 @@ def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[
     """
     for key in keys:
         with suppress(ValueOutOfRangeError):
-            yield tuple(_text(key[one.at], one) for one in columns)
+            yield tuple(_text(key[column.at], column) for column in columns)
 
 
 class WantedKeys(NamedTuple):
@@ -468,18 +475,18 @@ def open_target_reader(
         TransientTargetError: the target does not answer.
     """
     target, session = context.target, context.spark.newSession()
-    found = (
+    reader = (
         target.reader(shape, pipeline=context.config.pipeline, session=session)
         if isinstance(target, ReadableTarget)
         else None
     )
-    if found is None:
+    if reader is None:
         raise missing
     try:
-        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # digests convert key values to text
-        yield found
+        reader.session.conf.set("spark.sql.session.timeZone", "UTC")  # digests convert key values to text
+        yield reader
     finally:
-        found.close()
+        reader.close()
 
 
 def no_resync(table: TableId) -> ConfigError:
@@ -491,17 +498,19 @@ def compared_columns(reader: TableReader, columns: Sequence[TargetColumn]) -> tu
     """Return columns of the target with the Spark types in which both sides' values are compared."""
     from tidesink.sinks.spark.digests import ComparedColumn
 
-    held = (one.dataType.simpleString() for one in reader.rows(columns).schema.fields)
+    held = (struct_field.dataType.simpleString() for struct_field in reader.rows(columns).schema.fields)
     return tuple(
         # A type that is narrower than the column's could truncate a value, so that it seems equal.
-        ComparedColumn(one.name, wider_ddl(kind, one.spark) or kind, one.key, reader.spelling(one.name))
-        for one, kind in zip(columns, held, strict=True)
+        ComparedColumn(
+            column.name, wider_ddl(kind, column.spark) or kind, column.key, reader.spelling(column.name)
+        )
+        for column, kind in zip(columns, held, strict=True)
     )
 
 
 def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
     """Return the Spark types in which the key columns are compared, by name."""
-    return {one.name: one.type for one in columns if one.key}
+    return {column.name: column.type for column in columns if column.key}
 
 
 @contextmanager

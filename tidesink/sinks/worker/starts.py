@@ -70,12 +70,16 @@ class KnownStart(NamedTuple):
 
 def said_of(start: str | dict[int, int]) -> str:
     """Return the setting ``start`` as a text; offsets per partition become JSON."""
-    return start if isinstance(start, str) else json.dumps({str(n): at for n, at in sorted(start.items())})
+    return (
+        start
+        if isinstance(start, str)
+        else json.dumps({str(n): offset for n, offset in sorted(start.items())})
+    )
 
 
 def resolved(
     start: str | dict[int, int],
-    found: TopicOffsets,
+    offsets: TopicOffsets,
     brokers: Callable[[], KafkaOffsets],
     *,
     now: Callable[[], float] = time.time,
@@ -89,31 +93,31 @@ def resolved(
         ConfigError: the setting names offsets that the topic does not have, or a time in the future.
         SourceError: the brokers refuse the request, or do not answer.
     """
-    parts = found.partitions
+    parts = offsets.partitions
     if start == "earliest":
         return NO_STARTS
     if start == "latest":
-        return {number: at.latest for number, at in parts.items()}
+        return {number: partition.latest for number, partition in parts.items()}
     if isinstance(start, str):
         seconds = datetime.fromisoformat(start).timestamp()
         if seconds > now():
-            raise ConfigError(_FUTURE.format(start), topic=found.topic)
-        first = brokers().first_since(found.topic, sorted(parts), seconds)
-        return {number: first.get(number, at.latest) for number, at in parts.items()}
-    refused = _refusal(start, found)
+            raise ConfigError(_FUTURE.format(start), topic=offsets.topic)
+        first = brokers().first_since(offsets.topic, sorted(parts), seconds)
+        return {number: first.get(number, partition.latest) for number, partition in parts.items()}
+    refused = _refusal(start, offsets)
     if refused is not None:
-        raise ConfigError(refused, topic=found.topic)
+        raise ConfigError(refused, topic=offsets.topic)
     return dict(start)
 
 
-def _refusal(start: dict[int, int], found: TopicOffsets) -> str | None:
-    parts = found.partitions
-    known = ", ".join(map(str, sorted(parts)))
+def _refusal(start: dict[int, int], offsets: TopicOffsets) -> str | None:
+    parts = offsets.partitions
+    numbers = ", ".join(map(str, sorted(parts)))
     for number in sorted(parts.keys() - start.keys()):
-        return _LACKING.format(number, known)
+        return _LACKING.format(number, numbers)
     for number, offset in sorted(start.items()):
         if number not in parts:
-            return _NO_PARTITION.format(number, known)
+            return _NO_PARTITION.format(number, numbers)
         if offset < parts[number].earliest:
             return _EXPIRED.format(offset, number, parts[number].earliest)
         if offset > parts[number].latest:
@@ -127,12 +131,12 @@ def known_start(store: StateStore, pipeline: str, table: TableId, topic: str) ->
     Raises:
         StateStoreError: the store does not answer.
     """
-    found = store.load_document(_KIND, _name(pipeline, table, topic))
-    if found is None:
+    document = store.load_document(_KIND, _name(pipeline, table, topic))
+    if document is None:
         return None
-    offsets = {int(number): at for number, at in found["offsets"].items()}
-    life, epoch, batch = found["after"]
-    return KnownStart(found["said"], found["topic-id"], offsets, (life, epoch, batch))
+    offsets = {int(number): offset for number, offset in document["offsets"].items()}
+    life, epoch, batch = document["after"]
+    return KnownStart(document["said"], document["topic-id"], offsets, (life, epoch, batch))
 
 
 def _name(pipeline: str, table: TableId, topic: str) -> str:
@@ -187,19 +191,22 @@ class Start:
         """First offset to read per partition; empty before ``settle`` and for ``earliest``."""
         return self._known.offsets if self._known is not None else NO_STARTS
 
-    def is_other_topic(self, found: TopicOffsets) -> bool:
+    def is_other_topic(self, offsets: TopicOffsets) -> bool:
         """Return True if the start was resolved for a topic that was since deleted and created again."""
-        return self._known is not None and is_other_topic(self._known.topic_id, found.topic_id)
+        return self._known is not None and is_other_topic(self._known.topic_id, offsets.topic_id)
 
-    def is_settled(self, found: TopicOffsets) -> bool:
+    def is_settled(self, offsets: TopicOffsets) -> bool:
         """Return True if the setting ``start`` was resolved for this topic."""
-        return self._known is not None and not is_other_topic(self._known.topic_id, found.topic_id)
+        return self._known is not None and not is_other_topic(self._known.topic_id, offsets.topic_id)
 
-    def has_records(self, found: TopicOffsets) -> bool:
+    def has_records(self, offsets: TopicOffsets) -> bool:
         """Return True if the topic has a record at or after the start of the table."""
-        return any(at.latest > max(at.earliest, self.offsets.get(n, 0)) for n, at in found.partitions.items())
+        return any(
+            partition.latest > max(partition.earliest, self.offsets.get(n, 0))
+            for n, partition in offsets.partitions.items()
+        )
 
-    def settle(self, found: TopicOffsets) -> None:
+    def settle(self, offsets: TopicOffsets) -> None:
         """Load the start from the state store, or resolve and store it if it is not there.
 
         The stored start is resolved again if the setting has changed and nothing was applied yet, or if the
@@ -210,22 +217,22 @@ class Start:
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
-        if self.is_settled(found) or not found.partitions:
+        if self.is_settled(offsets) or not offsets.partitions:
             return
-        said, table = said_of(self._settings.start), self._settings.table
-        known = known_start(self._store, self._pipeline, table, self._topic)
-        begun = self._begun(known)
-        if known is not None and is_other_topic(known.topic_id, found.topic_id):
-            known = None
-        if known is not None and (begun or known.said == said):
-            self._known = known
-        elif begun or said == "earliest":
+        setting, table = said_of(self._settings.start), self._settings.table
+        start = known_start(self._store, self._pipeline, table, self._topic)
+        begun = self._begun(start)
+        if start is not None and is_other_topic(start.topic_id, offsets.topic_id):
+            start = None
+        if start is not None and (begun or start.said == setting):
+            self._known = start
+        elif begun or setting == "earliest":
             # The table read its topic from the beginning: with ``earliest``, or before the setting existed.
-            self._known = KnownStart("earliest", found.topic_id, NO_STARTS)
+            self._known = KnownStart("earliest", offsets.topic_id, NO_STARTS)
         else:
-            self.begin(found)
+            self.begin(offsets)
 
-    def begin(self, found: TopicOffsets) -> None:
+    def begin(self, offsets: TopicOffsets) -> None:
         """Resolve and store the start of a table to which no record was applied.
 
         Raises:
@@ -233,7 +240,7 @@ class Start:
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
-        self._save(found.topic_id, resolved(self._settings.start, found, self._brokers))
+        self._save(offsets.topic_id, resolved(self._settings.start, offsets, self._brokers))
         self._is_new = True
 
     def lower(self, applied: Mapping[int, int]) -> bool:
@@ -250,7 +257,7 @@ class Start:
         """
         if self._known is None or not self._is_new:
             return False
-        lowered = {n: min(at, applied.get(n, 0)) for n, at in self.offsets.items()}
+        lowered = {n: min(offset, applied.get(n, 0)) for n, offset in self.offsets.items()}
         if lowered == self.offsets:
             return False
         self._save(self._known.topic_id, lowered)
@@ -259,12 +266,12 @@ class Start:
     def _save(self, topic_id: str, offsets: Starts) -> None:
         status = self._store.status_of(self._pipeline, self._settings.table)
         after = status.rank if status is not None else (0, 0, 0)
-        self._known = known = KnownStart(said_of(self._settings.start), topic_id, offsets, after)
+        self._known = start = KnownStart(said_of(self._settings.start), topic_id, offsets, after)
         document: Any = {
-            "said": known.said,
-            "topic-id": known.topic_id,
-            "offsets": {str(number): at for number, at in sorted(known.offsets.items())},
-            "after": list(known.after),
+            "said": start.said,
+            "topic-id": start.topic_id,
+            "offsets": {str(number): offset for number, offset in sorted(start.offsets.items())},
+            "after": list(start.after),
         }
         name = _name(self._pipeline, self._settings.table, self._topic)
         self._store.save_document(_KIND, name, document)
@@ -278,10 +285,10 @@ class Start:
         Raises:
             StateStoreError: the store does not answer.
         """
-        known = self._known
-        if known is None or (known.said, self._settings.start) == ("earliest", "earliest"):
+        start = self._known
+        if start is None or (start.said, self._settings.start) == ("earliest", "earliest"):
             return False
-        return self._begun(known)
+        return self._begun(start)
 
     def _begun(self, known: KnownStart | None) -> bool:
         """Return True if a worker applied records of the table after the start ``known`` was resolved.
@@ -295,9 +302,9 @@ class Start:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning that records before the start are not applied; empty if the start skips none."""
-        offsets = {number: at for number, at in self.offsets.items() if at > 0}
+        offsets = {number: offset for number, offset in self.offsets.items() if offset > 0}
         if self._known is None or not offsets:
             return ()
-        places = ", ".join(f"offset {at} of partition {n}" for n, at in sorted(offsets.items()))
+        places = ", ".join(f"offset {offset} of partition {n}" for n, offset in sorted(offsets.items()))
         rows = _LOADED if self._settings.snapshot == "initial" else _MISSING
         return (_NOT_APPLIED.format(places=places, topic=self._topic, said=self._known.said, rows=rows),)

@@ -201,11 +201,13 @@ class SweepBatch(SnapshotBatch):
         source, _ = source_plan(plan, self._part.stored)
         limits = limits_of(source, from_lists(self._part.before.where), key_types(columns))
         rows = within(reader.rows(key), columns, limits)
-        found = keys_of(rows, columns, part=sweep.done, parts=sweep.parts)
+        target_keys = keys_of(rows, columns, part=sweep.done, parts=sweep.parts)
         if self._part.keys is not None:
-            texts = [*self._part.keys.in_order_of(one.name for one in key)]
-            found = found.join(named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi")
-        keys = self._stored(found)
+            texts = [*self._part.keys.in_order_of(column.name for column in key)]
+            target_keys = target_keys.join(
+                named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi"
+            )
+        keys = self._stored(target_keys)
         asked = _Asked(plan, topic, columns, keys, position)
         try:
             there = self._at_source(reader.session, asked, by_key=True)
@@ -233,9 +235,9 @@ class SweepBatch(SnapshotBatch):
             config, plan, stored, asked.topic, wanted=wanted, ranges=ranges, since=since
         )
         named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
-        values = (f"after.{quoted(one.name)}" for one in asked.columns)
-        found = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
-        return self._stored(found.select(*HASH, "bad"))
+        values = (f"after.{quoted(column.name)}" for column in asked.columns)
+        rows = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
+        return self._stored(rows.select(*HASH, "bad"))
 
     def _stored(self, frame: DataFrame) -> DataFrame:
         """Store a frame's current rows in Spark until the batch ends, so that they are computed only once."""

@@ -110,18 +110,18 @@ class TableCopy:
         if topic is None:
             raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
-        found = self.ends()
+        offsets = self.ends()
         decoding = open_decoding(
             self.context, self.topic, self.table, session=self.context.spark.newSession()
         )
         start = known_start(self.context.store, self.context.config.pipeline, self.table, self.topic)
-        decoding.prepare(found, start.offsets if start is not None else NO_STARTS)
+        decoding.prepare(offsets, start.offsets if start is not None else NO_STARTS)
         self.reader = self._reader(decoding.columns())
         self.check_begun()
         # Records that are not applied yet may change the columns, so the plan is made after them.
-        self.await_applied(found)
+        self.await_applied(offsets)
         # The source's rows are newer than all DDL in the topic, so the plan must include it.
-        decoding.catch_up(None, found)
+        decoding.catch_up(None, offsets)
         return decoding.columns()
 
     def _reader(self, plan: DecodePlan) -> TableReader:
@@ -156,14 +156,19 @@ class TableCopy:
         """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
-    def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
+    def _ranges_of(self, offsets: TopicOffsets) -> list[OffsetRange]:
         """Return, per partition, the range of offsets from the applied offset to the end offset in
-        ``found``.
+        ``offsets``.
         """
         progress = self.context.retry(self.table).call(self.reader.committed)
         return [
-            OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
-            for number, at in found.partitions.items()
+            OffsetRange(
+                self.topic,
+                number,
+                max(partition.earliest, _next(progress, self.topic, number)),
+                partition.latest,
+            )
+            for number, partition in offsets.partitions.items()
         ]
 
     def await_applied(self, ends: TopicOffsets) -> bool:

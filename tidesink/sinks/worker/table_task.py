@@ -144,42 +144,42 @@ class TableTask:
         if table.schema != UNKNOWN_SCHEMA:
             self._reads.expect(table)
 
-    def look(self, found: TopicOffsets | None) -> None:
+    def look(self, offsets: TopicOffsets | None) -> None:
         """Record the topic's current offsets and the lag that follows. Saves the lag if the table is paused
         or failing.
 
         Before the table is opened, all records of the topic count as lag.
         """
-        if found is not None:
-            self._note_start(found)
-            if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
+        if offsets is not None:
+            self._note_start(offsets)
+            if self.owes_commit and not self._unapplied(offsets) and not self.is_short(offsets):
                 self._passed.step_back()
-            self.lag = self._unapplied(found)
+            self.lag = self._unapplied(offsets)
             if self.state in ("PAUSED", "FAILING") and self._saved.lacks_lag(self.lag):
                 self._save_quietly()
-            self._compaction = found.compaction
-            if found.compaction is not None and self._hold is not None:
+            self._compaction = offsets.compaction
+            if offsets.compaction is not None and self._hold is not None:
                 batch, caught_up = self._hold.progress.batch, self._counters.caught_up
-                ends = {n: at.latest for n, at in found.partitions.items()}
+                ends = {n: partition.latest for n, partition in offsets.partitions.items()}
                 caught_up.see(ends, self._next_offsets(), batch=batch, now=time.time())
-                if self.state == "IDLE" and caught_up.is_due(found.compaction):
+                if self.state == "IDLE" and caught_up.is_due(offsets.compaction):
                     self._change("IDLE", None)
 
-    def _note_start(self, found: TopicOffsets) -> None:
+    def _note_start(self, offsets: TopicOffsets) -> None:
         """Resolve the setting ``start: latest`` at once, before more records arrive."""
-        if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(found):
+        if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(offsets):
             return
         with suppress(StateStoreError):  # it is resolved again when the table is opened
-            self._start.settle(found)
+            self._start.settle(offsets)
 
     @property
     def starts(self) -> Mapping[int, int]:
         """First offset to read per partition by the setting ``start``; empty to read from the beginning."""
         return self._start.offsets
 
-    def _unapplied(self, found: TopicOffsets) -> int:
+    def _unapplied(self, offsets: TopicOffsets) -> int:
         """Return the number of the topic's records that are not applied and not skipped yet."""
-        return waiting_records(found, self._next_offsets())
+        return waiting_records(offsets, self._next_offsets())
 
     def _known_lag(self) -> int:
         """Return the table's lag: the number of unapplied records when the offsets were last looked up.
@@ -195,46 +195,52 @@ class TableTask:
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
-        return {number: at.next_offset for number, at in stored.partitions.items()}
+        return {number: partition.next_offset for number, partition in stored.partitions.items()}
 
     def _stored_progress(self) -> TopicProgress | None:
         """Return the last batch's progress in the topic from the state store, or None if it is unknown."""
         context = self._context
         try:
             self._counters.resume(context, self.table)
-            found = context.store.progress_of_batch(context.config.pipeline, self.table, self._counters.batch)
+            progress = context.store.progress_of_batch(
+                context.config.pipeline, self.table, self._counters.batch
+            )
         except StateStoreError:
             return None
-        return found.topics.get(self.topic) if found is not None else None
+        return progress.topics.get(self.topic) if progress is not None else None
 
     @property
     def owes_commit(self) -> bool:
         """Return True if records were skipped so long ago that the table must commit its offsets now."""
         return self._passed.owe_commit
 
-    def has_work(self, found: TopicOffsets | None) -> bool:
+    def has_work(self, offsets: TopicOffsets | None) -> bool:
         """Return True if ``work`` has something to do: records, a part of a snapshot, or an error to report.
 
-        ``found``: the topic's current offsets, or None if the topic does not exist. Makes no request to Kafka
-        or the target.
+        ``offsets``: the topic's current offsets, or None if the topic does not exist. Makes no request to
+        Kafka or the target.
         """
         if self.state in ("PAUSED", "FAILING"):
             return False
-        if self._hold is None or found is None:
-            if found is not None and self._awaits_record:
-                return self._start.has_records(found)
+        if self._hold is None or offsets is None:
+            if offsets is not None and self._awaits_record:
+                return self._start.has_records(offsets)
             unmet = self.table in self._context.topics.tables(self.topic).unmet
-            return found is None or unmet or any(at.latest > 0 for at in found.partitions.values())
+            return (
+                offsets is None
+                or unmet
+                or any(partition.latest > 0 for partition in offsets.partitions.values())
+            )
         applied, progress = self._hold.progress, self._topic_progress()
-        if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
+        if progress is not None and is_other_topic(progress.topic_id, offsets.topic_id):
             return True
-        if self._rewinds.is_due(applied) or self.is_short(found) or self._reads_part(applied, found):
+        if self._rewinds.is_due(applied) or self.is_short(offsets) or self._reads_part(applied, offsets):
             return True
         if self._snapshot.is_outrun(applied):
             return True
         if self._context.config.cuts is None:
             return self.has_ddl or self.lag > 0
-        return self._may_read and (self.has_ddl or self.unread(found) > 0)
+        return self._may_read and (self.has_ddl or self.unread(offsets) > 0)
 
     @property
     def has_ddl(self) -> bool:
@@ -249,13 +255,15 @@ class TableTask:
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
-    def unread(self, found: TopicOffsets) -> int:
+    def unread(self, offsets: TopicOffsets) -> int:
         """Return the number of the topic's unread records. With cuts, counts only records that the bound
         allows to read.
         """
-        passed, known = self._passed_partitions, self._next_offsets()
-        ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
-        return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+        passed, next_offsets = self._passed_partitions, self._next_offsets()
+        ends = ((n, partition) for n, partition in limited(offsets, self.ends).items() if n not in passed)
+        return sum(
+            max(0, partition.latest - next_offsets.get(n, partition.earliest)) for n, partition in ends
+        )
 
     @property
     def _passed_partitions(self) -> Collection[int]:
@@ -304,30 +312,33 @@ class TableTask:
         """
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
-    def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
+    def follows_from(self, offsets: TopicOffsets | None) -> Mapping[int, int] | None:
         """Return the next offset per partition if the table is up to date, except perhaps for watermarks.
 
         The worker then checks if the topic's new records are only watermarks, which need no batch yet. None
         if a batch is needed in any case, the table is not open, or its topic has no watermarks.
         """
-        if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
+        if offsets is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
         progress = self._topic_progress()
-        again = (progress is not None and progress.read_again) or self._reads_part(self._hold.progress, found)
+        again = (progress is not None and progress.read_again) or self._reads_part(
+            self._hold.progress, offsets
+        )
         if again or self.has_ddl or self._rewinds.is_due(self._hold.progress):
             return None
-        known, ends = self.read_up_to(found), found.partitions
-        if known.keys() != ends.keys():
+        next_offsets, ends = self.read_up_to(offsets), offsets.partitions
+        if next_offsets.keys() != ends.keys():
             return None
         fits = self._counters.filtered.watermarks > 0 and all(
-            ends[n].earliest <= at <= ends[n].latest <= at + MOST_WAITING for n, at in known.items()
+            ends[n].earliest <= offset <= ends[n].latest <= offset + MOST_WAITING
+            for n, offset in next_offsets.items()
         )
-        return known if fits else None
+        return next_offsets if fits else None
 
-    def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
+    def read_up_to(self, offsets: TopicOffsets) -> Mapping[int, int]:
         """Return the next offset per partition; empty if the table is not open or the topic was replaced."""
         progress = self._topic_progress()
-        same = progress is not None and progress.topic_id == found.topic_id
+        same = progress is not None and progress.topic_id == offsets.topic_id
         return self._next_offsets() if same else {}
 
     @property
@@ -335,14 +346,14 @@ class TableTask:
         """Seconds since the table's last batch ended."""
         return time.monotonic() - self._ended
 
-    def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
+    def work(self, offsets: TopicOffsets | None, *, passes: bool = False) -> None:
         """Run one batch; on an error, set the state to PAUSED or FAILING and raise nothing.
 
-        ``found``: the topic's current offsets, or None if it does not exist. ``passes``: True if records that
-        contain nothing for the table may be skipped without a commit.
+        ``offsets``: the topic's current offsets, or None if it does not exist. ``passes``: True if records
+        that contain nothing for the table may be skipped without a commit.
         """
         try:
-            self._work(found, passes=passes)
+            self._work(offsets, passes=passes)
             self.recover()
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
@@ -450,13 +461,15 @@ class TableTask:
         """
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
-    def is_short(self, found: TopicOffsets) -> bool:
+    def is_short(self, offsets: TopicOffsets) -> bool:
         """Return True if a partition ends below the table's next offset.
 
         The topic may have been replaced, or a broker may have answered with outdated offsets.
         """
-        ends = {number: at.latest for number, at in found.partitions.items()}
-        return self.awaits_topic and any(ends.get(n, -1) < at for n, at in self._next_offsets().items())
+        ends = {number: partition.latest for number, partition in offsets.partitions.items()}
+        return self.awaits_topic and any(
+            ends.get(n, -1) < offset for n, offset in self._next_offsets().items()
+        )
 
     def wake(self) -> None:
         """Set a failing table to IDLE when the wait before the retry is over, so that it is opened again."""
@@ -505,34 +518,34 @@ class TableTask:
         else:
             self._fail(self._refusal, passes=False)
 
-    def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
+    def _work(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
         """Run one batch of the table. Unlike ``work``, raises the batch's errors."""
         context = self._context
         retry = context.retry(self.table)
         opens, self.stalled = self._hold is None, False
-        if found is not None:
-            self._continuity.refuse_mode(found)
-        if not self._is_open(found):
+        if offsets is not None:
+            self._continuity.refuse_mode(offsets)
+        if not self._is_open(offsets):
             return
         assert self._hold is not None  # noqa: S101  (it is open)
         progress = topic_progress(self._hold.progress, self.topic)
-        if opens and found is not None and self.is_short(found):
+        if opens and offsets is not None and self.is_short(offsets):
             return  # another look-up of the offsets must confirm this first
-        if found is None:
+        if offsets is None:
             raise topic_deleted(self.topic)
         if self._rewinds.is_due(self._hold.progress) and self._may_read:
             # Before the continuity check: a new rewind may skip records that expired during the last one.
-            self._rewind(found)
+            self._rewind(offsets)
             return
         if self._snapshot.is_outrun(self._hold.progress):
             self._counters.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
             self._change("RUNNING", None)
             return
-        if not self._goes_on(progress, found) or not self._may_read:
+        if not self._goes_on(progress, offsets) or not self._may_read:
             return  # the bound must be raised first
-        if self._takes_other_turn(self._hold.progress, found):
+        if self._takes_other_turn(self._hold.progress, offsets):
             return
-        plan, reader = self._plan(found)
+        plan, reader = self._plan(offsets)
         self.stalled = plan.records == 0
         if self.stalled:
             self.rest()
@@ -544,7 +557,7 @@ class TableTask:
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
-    def _goes_on(self, progress: TopicProgress | None, found: TopicOffsets) -> bool:
+    def _goes_on(self, progress: TopicProgress | None, offsets: TopicOffsets) -> bool:
         """Check that the topic continues what was applied and skipped (``Continuity.check``).
 
         Returns False if skipped records were replaced by others in Kafka and must be read again first.
@@ -552,7 +565,7 @@ class TableTask:
         assert self._hold is not None  # noqa: S101  (opened before)
         holds = self._continuity.check(
             progress,
-            found,
+            offsets,
             batch=self._hold.progress.batch,
             caught_up=self._counters.caught_up,
             pauses=self._pauses,
@@ -576,22 +589,22 @@ class TableTask:
         self._context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, records, left))
         return True
 
-    def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
+    def _takes_other_turn(self, progress: Progress, offsets: TopicOffsets) -> bool:
         """Run a batch that comes before changes of the topic, and return True; return False if none is due.
 
         Such a batch applies DDL from the connector's DDL topic, or the next part of a snapshot.
         """
         if self._rewinds.asked is not None:
             self._rewinds.settle()  # a worker did the rewind, and was killed before it removed the request
-        if self.has_ddl and self._settle_ddl(found):
+        if self.has_ddl and self._settle_ddl(offsets):
             return True
-        waits = self.unread(found) > 0
-        if self._reads_part(progress, found) and self._snapshot.comes_next(progress, waiting=waits):
-            self._read_part(found)
+        waits = self.unread(offsets) > 0
+        if self._reads_part(progress, offsets) and self._snapshot.comes_next(progress, waiting=waits):
+            self._read_part(offsets)
             return True
         return False
 
-    def _rewind(self, found: TopicOffsets) -> None:
+    def _rewind(self, offsets: TopicOffsets) -> None:
         """Set the table's offsets back as a user requested, or refuse the request with a warning.
 
         A rewind is refused if rows would be lost or doubled.
@@ -600,7 +613,7 @@ class TableTask:
         context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
         try:
             loads = self._snapshot.is_under_way(progress)
-            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, found, loads=loads))
+            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, offsets, loads=loads))
         except ConfigError as exc:
             self._counters.warnings += (refused(exc),)
             self._change("RUNNING", None)
@@ -626,37 +639,39 @@ class TableTask:
             if part.partition == DDL_PARTITION:
                 retry.call(partial(ddl.rewind, plan.found, part.start))
 
-    def _settle_ddl(self, found: TopicOffsets) -> bool:
+    def _settle_ddl(self, offsets: TopicOffsets) -> bool:
         """Decide about statements in the connector's DDL topic; False if rows must be applied first."""
         assert self._hold is not None  # noqa: S101  (opened before)
         hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
-        decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, found, self._next_offsets()))
+        decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, offsets, self._next_offsets()))
         if decision is None:
             return False
         if decision.pending:
             self._take(BatchOutcome(hold.progress, pending=decision.pending))
         elif self._begins(0, left=self.lag):
             make = retry.call(lambda: self._ddl.batch(decision, hold.progress))
-            plan = BatchPlan(tuple(part._replace(end=part.start) for part in self._available(found)), found)
+            plan = BatchPlan(
+                tuple(part._replace(end=part.start) for part in self._available(offsets)), offsets
+            )
             self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
         return True
 
-    def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
+    def _reads_part(self, progress: Progress, offsets: TopicOffsets) -> bool:
         """Return True if the next part of the table's snapshot can be read now."""
-        return self._snapshot.goes_on(progress, found, self._settled_offsets())
+        return self._snapshot.goes_on(progress, offsets, self._settled_offsets())
 
-    def _read_part(self, found: TopicOffsets) -> None:
+    def _read_part(self, offsets: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot.
 
         The batch's plan has no records, but the offsets at which the topic's changes continue.
         """
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        starts = [part._replace(end=part.start) for part in self._available(found)]
+        starts = [part._replace(end=part.start) for part in self._available(offsets)]
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # another worker has the table
         progress, retry = self._hold.progress, self._context.retry(self.table)
-        self._decoding.catch_up(None, found)
+        self._decoding.catch_up(None, offsets)
         plan, applied = self._decoding.columns(), self._settled_offsets()
         # Each retry plans the part anew: the recorded progress must describe what the batch really read.
         try:
@@ -669,7 +684,7 @@ class TableTask:
             return
         self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
         kind = SweepBatch if part.sweeps else SnapshotBatch
-        make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), found)
+        make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), offsets)
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
         except KeyOrderError:
@@ -687,24 +702,24 @@ class TableTask:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
 
-    def _is_open(self, found: TopicOffsets | None) -> bool:
+    def _is_open(self, offsets: TopicOffsets | None) -> bool:
         """Open the table if it is not open; return False if it waits for its first record after the start.
 
         Without such a record, the table's columns may be unknown.
         """
-        again = found is not None and self._start.is_other_topic(found)
+        again = offsets is not None and self._start.is_other_topic(offsets)
         if again and self._hold is not None and self._topic_progress() is None:
             # The topic was replaced before anything of it was applied. The start must be resolved again.
             self._decoding = None
             self.close()
         if self._hold is not None:
             return True
-        if found is None:
+        if offsets is None:
             raise topic_deleted(self.topic)
         try:
-            self._hold = self._context.retry(self.table).call(lambda: self._open(found))
+            self._hold = self._context.retry(self.table).call(lambda: self._open(offsets))
         except ConfigError as exc:
-            if not self._start.offsets or self._start.has_records(found):
+            if not self._start.offsets or self._start.has_records(offsets):
                 raise
             # The columns are unknown until a record arrives.
             _log.info("table waits for a record behind its start", table=str(self.table), reason=exc.message)
@@ -718,44 +733,46 @@ class TableTask:
             self._change("IDLE", None)  # saves the warning about records before the start
         return True
 
-    def _open(self, found: TopicOffsets) -> Hold:
+    def _open(self, offsets: TopicOffsets) -> Hold:
         """Resolve the start, learn the table's columns, and open the table at the target.
 
         If the start then turns out to be wrong, it is resolved again and the table is opened once more.
         """
-        self._start.settle(found)
-        hold = self._open_at_start(found)
+        self._start.settle(offsets)
+        hold = self._open_at_start(offsets)
         if not hold.progress.topics and self._start.is_stale():
             # The table was removed and is loaded again. The stored start is that of the previous table.
             hold.table.close()
             self._decoding = None
-            self._start.begin(found)
-            return self._open_at_start(found)
+            self._start.begin(offsets)
+            return self._open_at_start(offsets)
         progress = hold.progress.topics.get(self.topic)
-        known = progress.partitions if progress is not None else {}
-        if progress is not None and self._start.lower({n: at.low_water_offset for n, at in known.items()}):
+        partitions = progress.partitions if progress is not None else {}
+        if progress is not None and self._start.lower(
+            {n: partition.low_water_offset for n, partition in partitions.items()}
+        ):
             hold.table.close()
             self._decoding = None
-            return self._open_at_start(found)
+            return self._open_at_start(offsets)
         return hold
 
-    def _open_at_start(self, found: TopicOffsets) -> Hold:
+    def _open_at_start(self, offsets: TopicOffsets) -> Hold:
         context = self._context
         if self._decoding is None:
             self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
-        self._decoding.prepare(found, self._start.offsets)
+        self._decoding.prepare(offsets, self._start.offsets)
         hold, self._tombstones = opened(context, self._decoding, self._settings, self._counters, self._pauses)
         return hold
 
-    def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
+    def _plan(self, offsets: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """Return the plan of the next batch, and the reader of its records.
 
         The reader reads from Kafka, or returns records that were read once for several tables of the topic.
         """
         batch = self._context.config.batch
-        available = self._available(found)
+        available = self._available(offsets)
         if not self._next_offsets():
-            self._counters.warnings += late_start(self.topic, found)
+            self._counters.warnings += late_start(self.topic, offsets)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         source = self._context.source
         self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
@@ -764,26 +781,30 @@ class TableTask:
             # After a rewind, reads are not shared, since the other tables have read further.
             self._reads.settle(self.table, None, away=True)
             most = budget_of(batch.max_records, batch.max_bytes, self._size)
-            return BatchPlan(plan_ranges(again, max_records=most), found), source
-        planned = self._reads.plan(self.table, available, found, limits=limits)
+            return BatchPlan(plan_ranges(again, max_records=most), offsets), source
+        planned = self._reads.plan(self.table, available, offsets, limits=limits)
         plan = BatchPlan(planned.ranges, planned.found)
         if planned.kept is None:
             return plan, source
         return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
 
-    def _available(self, found: TopicOffsets) -> list[OffsetRange]:
+    def _available(self, offsets: TopicOffsets) -> list[OffsetRange]:
         """Return, per partition, the range of records that can be read next; empty if the partition waits.
 
         A partition waits if it was added and older partitions come first, or if it has passed the bound.
         """
-        known, parts = self._next_offsets(), found.partitions
-        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
-        held = {*held_back(grown, known, parts), *self._passed_partitions}
-        starts = {n: known.get(n, parts[n].earliest) for n in self._added.readable(known, parts)}
+        next_offsets, parts = self._next_offsets(), offsets.partitions
+        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(offsets))
+        held = {*held_back(grown, next_offsets, parts), *self._passed_partitions}
+        starts = {
+            n: next_offsets.get(n, parts[n].earliest) for n in self._added.readable(next_offsets, parts)
+        }
         # Waiting partitions get empty ranges. So they stay in the progress, and expired records are noticed.
         return [
-            OffsetRange(self.topic, n, starts[n], starts[n] if n in held else max(starts[n], at.latest))
-            for n, at in limited(found, self.ends).items()
+            OffsetRange(
+                self.topic, n, starts[n], starts[n] if n in held else max(starts[n], partition.latest)
+            )
+            for n, partition in limited(offsets, self.ends).items()
             if n in starts
         ]
 
@@ -810,8 +831,8 @@ class TableTask:
         """
         stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:
-            known = self._next_offsets() if self._hold is not None else {}
-            self._reads.settle(self.table, known or None, away=stopped)
+            next_offsets = self._next_offsets() if self._hold is not None else {}
+            self._reads.settle(self.table, next_offsets or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
         """Return the next offset per partition, after applied and skipped records.
@@ -972,13 +993,13 @@ class TableTask:
     def _failure_details(self) -> dict[str, Any]:
         """Return the status details about lag and failure, and the time of the oldest unapplied record."""
         seen, failures = self.seen, self._context.failures
-        known = self._known_offsets(seen) if seen else {}
-        lag = waiting_records(seen, known) if seen else self.lag
+        next_offsets = self._known_offsets(seen) if seen else {}
+        lag = waiting_records(seen, next_offsets) if seen else self.lag
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
         answers = not failure.is_of_kafka and failures.of(None) is None
-        oldest = self._oldest.time(known, seen.partitions) if seen and answers else None
+        oldest = self._oldest.time(next_offsets, seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:

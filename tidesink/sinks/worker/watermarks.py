@@ -96,7 +96,7 @@ class Standing(NamedTuple):
 
     def joined(self, other: Standing) -> Standing:
         """Combine the positions of two groups of the topic's tables into one."""
-        return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
+        return self._replace(starts={n: min(offset, other.starts[n]) for n, offset in self.starts.items()})
 
 
 @dataclass
@@ -138,7 +138,7 @@ class _Followed:
             return False
         if self.other is not None and standing.starts[self.other[0]] > self.other[1]:
             return False
-        return all(self.starts[number] <= at for number, at in standing.starts.items())
+        return all(self.starts[number] <= offset for number, offset in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
         """Return True if the table's unread records are known: all were received, or one is not a
@@ -158,8 +158,8 @@ class _Followed:
             self.awaited = self._ends(standing), now
 
     def _is_seen_to(self, ends: Mapping[int, int], standing: Standing) -> bool:
-        at = standing.starts
-        return self.other is not None or all(max(self.seen[n], at[n]) >= end for n, end in ends.items())
+        starts = standing.starts
+        return self.other is not None or all(max(self.seen[n], starts[n]) >= end for n, end in ends.items())
 
     @staticmethod
     def _ends(standing: Standing) -> dict[int, int]:
@@ -207,12 +207,12 @@ class WatermarkFollower:
             # The tables get batches instead, which fail with the same error and report it.
             _log.debug("watermarks not followed", error=exc.args[0].name())
             self.close()
-        return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
+        return frozenset(topic for topic, followed in self._topics.items() if self._is_alone(followed))
 
     def marks(self, topic: str) -> Mapping[int, int]:
         """Return, per partition, the newest watermark that was read before any other kind of record."""
-        known = self._topics.get(topic)
-        return dict(known.marks) if known is not None else {}
+        followed = self._topics.get(topic)
+        return dict(followed.marks) if followed is not None else {}
 
     def close(self) -> None:
         """Close the consumer, and forget the followed topics."""
@@ -223,9 +223,11 @@ class WatermarkFollower:
 
     def _assign(self, topics: Mapping[str, Standing]) -> None:
         """Assign new topics to the consumer from their tables' next offsets, and unassign the others."""
-        gone = [name for name, known in self._topics.items() if not known.holds_for(topics.get(name))]
-        self._unassign(name for name in gone if self._topics[name].other is None)
-        for name in gone:
+        dropped = [
+            name for name, followed in self._topics.items() if not followed.holds_for(topics.get(name))
+        ]
+        self._unassign(name for name in dropped if self._topics[name].other is None)
+        for name in dropped:
             del self._topics[name]
         begun = {name: standing for name, standing in topics.items() if name not in self._topics}
         if not begun:
@@ -233,10 +235,16 @@ class WatermarkFollower:
         if self._consumer is None:
             self._consumer = open_client(Consumer, self._properties(), _SETTINGS)
         self._consumer.incremental_assign(
-            [TopicPartition(name, n, at) for name, one in begun.items() for n, at in one.starts.items()]
+            [
+                TopicPartition(name, n, offset)
+                for name, position in begun.items()
+                for n, offset in position.starts.items()
+            ]
         )
-        for name, (found, starts) in begun.items():
-            self._topics[name] = _Followed(found.topic_id, found.leader_epochs, dict(starts), dict(starts))
+        for name, (offsets, starts) in begun.items():
+            self._topics[name] = _Followed(
+                offsets.topic_id, offsets.leader_epochs, dict(starts), dict(starts)
+            )
 
     def _unassign(self, names: Iterable[str]) -> None:
         places = [TopicPartition(name, number) for name in names for number in self._topics[name].starts]
@@ -247,13 +255,13 @@ class WatermarkFollower:
         """Read new records of the followed topics, until all were received or the time is over."""
         deadline, unseen = self._clock() + self._wait, self._consumer is not None
         while unseen:
-            unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
+            unseen = any(not followed.is_seen(topics[name]) for name, followed in self._topics.items())
             # Called even if no record is awaited, because the client renews its logins in this call.
-            found = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
-            self._unassign(self._take(found))
+            messages = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
+            self._unassign(self._take(messages))
             unseen &= self._clock() < deadline
-        for name, known in self._topics.items():
-            known.note(topics[name], self._clock())
+        for name, followed in self._topics.items():
+            followed.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
         """Record the watermarks in received messages, and return the topics that have a message of another
@@ -261,22 +269,22 @@ class WatermarkFollower:
         """
         others = []
         for message in messages:
-            known = self._topics.get(message.topic())
-            if known is None or known.other is not None:
+            followed = self._topics.get(message.topic())
+            if followed is None or followed.other is not None:
                 continue
             number, failed = message.partition(), message.error() is not None
             mark = None if failed else self._watermark_of(_plain(message))
             if mark is not None:
-                known.seen[number] = message.offset() + 1
-                known.marks[number] = max(mark, known.marks.get(number, 0))
-            elif number in known.seen:
-                known.other = number, known.seen[number] if failed else message.offset()
+                followed.seen[number] = message.offset() + 1
+                followed.marks[number] = max(mark, followed.marks.get(number, 0))
+            elif number in followed.seen:
+                followed.other = number, followed.seen[number] if failed else message.offset()
                 others.append(message.topic())
         return others
 
-    def _is_alone(self, known: _Followed) -> bool:
-        late = known.awaited is not None and self._clock() - known.awaited[1] >= self._patience
-        return known.other is None and not late
+    def _is_alone(self, followed: _Followed) -> bool:
+        late = followed.awaited is not None and self._clock() - followed.awaited[1] >= self._patience
+        return followed.other is None and not late
 
 
 def _plain(message: Any) -> Message:

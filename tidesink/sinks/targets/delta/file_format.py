@@ -59,8 +59,10 @@ class Statistics:
         names = [name for name in plain if name in self.columns]
         ranges = {name: _range(rows[name]) for name in names}
         parts = [f'"numRecords":{rows.num_rows}']
-        for at, side in enumerate(("minValues", "maxValues")):
-            bounds = [f"{json.dumps(name)}:{found[at]}" for name, found in ranges.items() if found[at]]
+        for index, side in enumerate(("minValues", "maxValues")):
+            bounds = [
+                f"{json.dumps(name)}:{limits[index]}" for name, limits in ranges.items() if limits[index]
+            ]
             parts.append(f'"{side}":{{{",".join(bounds)}}}')
         nulls = json.dumps({name: rows[name].null_count for name in names}, separators=(",", ":"))
         return f'{{{",".join(parts)},"nullCount":{nulls},"tightBounds":true}}'
@@ -75,8 +77,8 @@ def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
         return None, None
     if pa.types.is_floating(kind):
         return _float_range(values)
-    found = pc.min_max(values)
-    least, greatest = found["min"], found["max"]
+    limits = pc.min_max(values)
+    least, greatest = limits["min"], limits["max"]
     if pa.types.is_string(kind):
         high = _upper_bound(greatest.as_py())
         return json.dumps(_prefix(least.as_py())), None if high is None else json.dumps(high)
@@ -128,9 +130,9 @@ def _prefix(text: str) -> str:
     whole.
     """
     units = 0
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         if units >= _PREFIX:
-            return text[:at]
+            return text[:position]
         units += 2 if ord(character) > 0xFFFF else 1
     return text
 
@@ -202,12 +204,12 @@ class Vectors:
         A vector also contains the rows of its data file that were deleted before.
         """
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
-        files = [one for some in marked for one in some.by_file()]
+        files = [pair for some in marked for pair in some.by_file()]
         before = self.storage.each(self._positions, [file for file, _ in files])
         for (file, new), hidden in zip(files, before, strict=True):
             positions = np.union1d(hidden, new)
-            data, place = framed_vector(positions), {"file": file.path, "offset": len(whole)}
-            vectors.append({**place, "size": len(data) - FRAME_BYTES, "rows": len(positions)})
+            data, location = framed_vector(positions), {"file": file.path, "offset": len(whole)}
+            vectors.append({**location, "size": len(data) - FRAME_BYTES, "rows": len(positions)})
             whole += data
             rows += len(new)
         path = f"{self.root}/deletion_vector_{number}.bin"
@@ -217,11 +219,11 @@ class Vectors:
         yield WrittenFile(path, len(whole), rows, details=details)
 
     def _positions(self, file: DataFile) -> Places:
-        found = [
-            vector_positions(self.root, json.loads(one), of=file.path, storage=self.storage)
-            for one in file.deletes
+        positions = [
+            vector_positions(self.root, json.loads(vector), of=file.path, storage=self.storage)
+            for vector in file.deletes
         ]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        return np.concatenate([np.empty(0, np.int64), *positions])
 
 
 def vector_path(root: str, vector: dict[str, Any]) -> str | None:
@@ -326,7 +328,7 @@ def check_text(text: str | None, column: str, *, table: str | None = None) -> No
 
 def escaped(text: str) -> str:
     """Escape a partition value for the name of its folder, as Spark does."""
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
 def partition_text(value: pa.Scalar) -> str | None:

@@ -174,10 +174,10 @@ class FileWriter:
         batch = ReducedBatch(rows.shape, 0, 0, mode=rows.mode)
         try:
             with self.log.active():
-                found = self._new_rows(batch, self.log.java().startTransaction(), str(epoch))
+                new_rows = self._new_rows(batch, self.log.java().startTransaction(), str(epoch))
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
-        return None if isinstance(found, str) else FileSink(found.rows)
+        return None if isinstance(new_rows, str) else FileSink(new_rows.rows)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged:
         """Write a batch's files, without committing them.
@@ -239,8 +239,8 @@ class FileWriter:
 
     @cached_property
     def _root(self) -> str:
-        place = str(self.log.java().dataPath())
-        return str(local_path(place)) if is_local(place) else place
+        path = str(self.log.java().dataPath())
+        return str(local_path(path)) if is_local(path) else path
 
     @property
     def _hadoop(self) -> Any:
@@ -262,8 +262,8 @@ class FileWriter:
         if isinstance(new, str):
             return new
         rows, parts = new
-        found = self._old_files(batch, transaction, rows.columns, parts, rows.files.storage)
-        return found if isinstance(found, str) else FilePlan(transaction, rows, *found)
+        old_files = self._old_files(batch, transaction, rows.columns, parts, rows.files.storage)
+        return old_files if isinstance(old_files, str) else FilePlan(transaction, rows, *old_files)
 
     def _new_rows(self, batch: ReducedBatch, transaction: Any, words: str) -> _NewRows | str:
         """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
@@ -329,31 +329,33 @@ class FileWriter:
             if types.get(name) in RANGES and limits[0] is not None
         }
         mapper = self._delta.util.JsonUtils.mapper()
-        files, found = list[DataFile](), dict[str, Any]()
-        for at, entry in enumerate(json.loads(mapper.writeValueAsString(entries))):
+        files, entries_by_path = list[DataFile](), dict[str, Any]()
+        for index, entry in enumerate(json.loads(mapper.writeValueAsString(entries))):
             statistics, vector = json.loads(entry.get("stats") or "{}"), entry.get("deletionVector")
             values = entry["partitionValues"]
-            known = {one.name: partition_value(values.get(one.name), one.type) for one in keys}
-            if any(value is None for value in known.values()):
+            key_values = {key.name: partition_value(values.get(key.name), key.type) for key in keys}
+            if any(value is None for value in key_values.values()):
                 return f"the partition value of the file {entry['path']} is a timestamp without a time zone"
             same = {
-                name: value.as_py() for name, value in known.items() if value is not None and name in ranges
+                name: value.as_py()
+                for name, value in key_values.items()
+                if value is not None and name in ranges
             }
             ended = _ended_before(statistics, names.get(TO_COLUMN), batch.since)
             if ended or not _may_have(statistics, same, ranges):
                 continue
             path = unquote(entry["path"])
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
-            for one in filter(None, [path, vector and vector_path(self._root, vector)]):
-                if not storage.holds(one):
-                    return f"the table has a file outside the worker's storage: {one}"
+            for file_path in filter(None, [path, vector and vector_path(self._root, vector)]):
+                if not storage.holds(file_path):
+                    return f"the table has a file outside the worker's storage: {file_path}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()
             partition = Partition(values=json.dumps(values))
             files.append(DataFile(path, statistics["numRecords"], deletes, partition))
-            found[path] = entries.apply(at)
-        return tuple(files), found
+            entries_by_path[path] = entries.apply(index)
+        return tuple(files), entries_by_path
 
     def _entries(self, snapshot: Any) -> Any:
         """Return the log's entries (Java) of all data files in a snapshot, from its checksum or with a Spark
@@ -363,9 +365,9 @@ class FileWriter:
         """
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
-            number, known = int(checksum.get().numFiles()), checksum.get().allFiles()
-            if known.isDefined() and int(known.get().size()) == number:
-                return known.get()
+            number, files = int(checksum.get().numFiles()), checksum.get().allFiles()
+            if files.isDefined() and int(files.get().size()) == number:
+                return files.get()
             if number > _MOST_FILES:
                 return f"the table has {number:,} files"
         return self._java(snapshot.allFiles().collectAsList())
@@ -379,19 +381,19 @@ class FileWriter:
             AccountingError: the numbers of rows in the files and vectors do not match the batch.
         """
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
-        for line in (one for one in lines if one.path is not None and one.found is None):
-            said = str(line.details)
+        for line in (file for file in lines if file.path is not None and file.found is None):
+            statistics = str(line.details)
             entry: dict[str, Any] = {
                 "path": self._in_log(str(line.path)),
                 "partitionValues": json.loads(line.partition or "{}"),
                 "size": line.size,
                 "modificationTime": now,
                 "dataChange": True,
-                "stats": said,
+                "stats": statistics,
             }
             actions.append(self._delta.actions.Action.fromJson(json.dumps({"add": entry})))
-            added += json.loads(said)["numRecords"]
-        for line in (one for one in lines if one.path is not None and one.found is not None):
+            added += json.loads(statistics)["numRecords"]
+        for line in (file for file in lines if file.path is not None and file.found is not None):
             details = json.loads(str(line.details))
             for vector in details["vectors"]:
                 old = plan.entries[vector["file"]]
@@ -434,12 +436,12 @@ class FileWriter:
     def _metrics(self, staged: Staged) -> Any:
         """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them."""
         jvm: Any = self.session._jvm
-        found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
+        java_metrics, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
         for name, number in staged.metrics.items():
             metric = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(context, name)
             metric.set(number)
-            found.put(name, metric)
-        scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(found)
+            java_metrics.put(name, metric)
+        scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_metrics)
         return scala.toMap(getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl())
 
 
@@ -465,7 +467,7 @@ def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
     """Return the table's columns in their order, with their names and types in its data files."""
-    found = []
+    columns = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
         if name == SEQUENCE_COLUMN:
@@ -473,14 +475,16 @@ def _columns(
         else:
             kind = arrow_of_spark(present[name])
         source, key = (column.name, column.key) if column else (name, False)
-        found.append(FileColumn(physical, source, kind, number, not field["nullable"], key))
-    return tuple(found)
+        columns.append(FileColumn(physical, source, kind, number, not field["nullable"], key))
+    return tuple(columns)
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return a column's name and field id in data files. The id is None without column mapping."""
-    known = field["metadata"]
-    return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
+    metadata = field["metadata"]
+    return metadata.get("delta.columnMapping.physicalName", field["name"]), metadata.get(
+        "delta.columnMapping.id"
+    )
 
 
 def _stored_version(transaction: Any, application: str) -> int:
@@ -491,12 +495,12 @@ def _stored_version(transaction: Any, application: str) -> int:
     Spark job.
     """
     checksum = transaction.snapshot().checksumOpt()
-    known = checksum.get().setTransactions() if checksum.isDefined() else None
-    if known is None or not known.isDefined():
+    transactions = checksum.get().setTransactions() if checksum.isDefined() else None
+    if transactions is None or not transactions.isDefined():
         return int(transaction.txnVersion(application))
     getattr(transaction.readTxn(), "$plus$eq")(application)
-    found = (known.get().apply(at) for at in range(int(known.get().size())))
-    return next((int(one.version()) for one in found if one.appId() == application), -1)
+    entries = (transactions.get().apply(index) for index in range(int(transactions.get().size())))
+    return next((int(entry.version()) for entry in entries if entry.appId() == application), -1)
 
 
 def _may_have(
@@ -527,8 +531,8 @@ def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int 
 
 
 def _partition_columns(transaction: Any) -> list[str]:
-    found = transaction.metadata().partitionColumns()
-    return [str(found.apply(at)) for at in range(int(found.size()))]
+    columns = transaction.metadata().partitionColumns()
+    return [str(columns.apply(index)) for index in range(int(columns.size()))]
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
@@ -543,17 +547,17 @@ def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[
     for name in _partition_columns(transaction):
         if present[name] in _UNFIT_PARTITIONS:
             return f"the partition column {name} is {present[name]}"
-    known = metadata.configuration()
+    properties = metadata.configuration()
     for name, wanted in FILE_PROPERTIES.items():
-        value = known.get(name)
-        said = str(value.get()) if value.isDefined() else _DEFAULTS.get(name, "false")
-        if said.lower() not in wanted:
-            return f"the table's property {name} is {said}"
-    names = str(known.keySet().mkString("\n")).splitlines()
+        value = properties.get(name)
+        setting = str(value.get()) if value.isDefined() else _DEFAULTS.get(name, "false")
+        if setting.lower() not in wanted:
+            return f"the table's property {name} is {setting}"
+    names = str(properties.keySet().mkString("\n")).splitlines()
     if any(name.startswith(_CONSTRAINTS) for name in names):
         return "the table has a CHECK constraint"
     for name, field in fields.items():
-        checked = next((one for one in field["metadata"] if one.startswith(_CHECKED)), None)
+        checked = next((key for key in field["metadata"] if key.startswith(_CHECKED)), None)
         if checked is not None:
             return f"the column {name} has {checked}"
     return None

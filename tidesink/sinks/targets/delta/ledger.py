@@ -201,11 +201,11 @@ class Ledger:
             TransientTargetError: other writers kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
-            at = self.log.latest()
-            held = self.newest(at)
+            version = self.log.latest()
+            held = self.newest(version)
             if held is not None and held.progress is not None and held.keys is not None:
                 self._owner.check_keys(held.keys)
-            entry = self._claim_at(at, held)
+            entry = self._claim_at(version, held)
             if entry is not None:
                 self._check_rows(entry, [])
                 return entry
@@ -214,15 +214,19 @@ class Ledger:
             table=str(self.table),
         )
 
-    def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
+    def _claim_at(self, read_version: int, held: Entry | None) -> Entry | None:
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
         if progress and self.history:
             self.history.record_progress(progress)
-        known = held.known if held else None
-        text = self.entry_text("claim", epoch, batch, progress=progress, known=known)
+        columns = held.known if held else None
+        text = self.entry_text("claim", epoch, batch, progress=progress, known=columns)
         version = self.log.commit_marker(
-            self.application, txn_version(epoch, batch), text, read_at=at, fences=self._fences(epoch)
+            self.application,
+            txn_version(epoch, batch),
+            text,
+            read_at=read_version,
+            fences=self._fences(epoch),
         )
         commit = self.log.commit(version) if version is not None else None
         return read_entry(commit) if commit else None
@@ -261,10 +265,10 @@ class Ledger:
         }
         return json.dumps(document, separators=(",", ":"))
 
-    def _of_shard(self, known: tuple[str, ...] | None) -> dict[str, Any]:
+    def _of_shard(self, columns: tuple[str, ...] | None) -> dict[str, Any]:
         if self.shard is None:
             return {}
-        return {"shard": self.shard.value, "source": self.table, "columns": known}
+        return {"shard": self.shard.value, "source": self.table, "columns": columns}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
         """Return the table's latest version, and the ledger's entries after ``version``, newest first.
@@ -315,15 +319,15 @@ class Ledger:
             StaleProgressError: a later commit replaced the rows, or a commit that was made while the worker
                 wrote the newest commit.
         """
-        version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
+        version, context = entry.commit.version, {"path": self.path, "table": str(self.table)}
         looked = entry.commit.read_version if entry.seen is None else entry.seen
         between = range(version - 1, version - 1 if looked is None else looked, -1)
         within = _newest_move(map(self.log.commit, between))
         if within is not None:
-            raise moved_within(within, version, **place)
+            raise moved_within(within, version, **context)
         newest_move = _newest_move(passed)
         if newest_move is not None and not self._leads_back(newest_move, entry):
-            raise moved(newest_move, version, **place)
+            raise moved(newest_move, version, **context)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
         """Return True if the commit ``move`` is a RESTORE to a version with the rows of the ledger's entry
@@ -343,16 +347,16 @@ class Ledger:
         return False
 
     def _from_history(self, passed: list[Commit]) -> Entry | None:
-        found = self.log.transaction_version(self.application)
-        if found is None:
+        version = self.log.transaction_version(self.application)
+        if version is None:
             return None
         move = _newest_move(passed)
         if move is not None:
             raise moved_unseen(move, path=self.path, table=str(self.table))
-        epoch, batch = split_txn_version(found)
+        epoch, batch = split_txn_version(version)
         if batch == 0:
             return self._remembered(epoch, 0, None)
-        progress = self.history.progress_of(self.pipeline, self.table, found) if self.history else None
+        progress = self.history.progress_of(self.pipeline, self.table, version) if self.history else None
         if progress is None:
             raise ProgressError(
                 f"Epoch {epoch} batch {batch} is applied, but Delta has removed its commit from the log, "
@@ -388,7 +392,7 @@ def read_entry(commit: Commit) -> Entry | None:
             f"version reads format {_FORMAT}. Run the tidesink version that wrote it, or a newer one."
         )
     progress, keys, source = document["progress"], document.get("keys"), document.get("source")
-    known = document.get("columns")
+    columns = document.get("columns")
     return Entry(
         kind=document["kind"],
         pipeline=document["pipeline"],
@@ -400,7 +404,7 @@ def read_entry(commit: Commit) -> Entry | None:
         counts=document.get("counts"),
         shard=document.get("shard"),
         source=None if source is None else TableId(*source),
-        known=None if known is None else tuple(known),
+        known=None if columns is None else tuple(columns),
         seen=document.get("seen"),
     )
 
@@ -505,8 +509,8 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
     if not removed:  # for a skipped statement, Delta returns no row with counts at all
         raise _lost(log)
     left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
-    kept: Any = session.sql(left).first()
-    return Collected(now, int(removed[0][0]), kept["kept"], kept["oldest"])
+    remaining: Any = session.sql(left).first()
+    return Collected(now, int(removed[0][0]), remaining["kept"], remaining["oldest"])
 
 
 def _lost(log: DeltaLog) -> StaleProgressError:

@@ -71,13 +71,13 @@ class DeltaLog:
 
     def property(self, name: str) -> str | None:
         """Return the value of a table property; None if it is not set."""
-        found = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
-        return str(found.get()) if found.isDefined() else None
+        value = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
+        return str(value.get()) if value.isDefined() else None
 
     def supports(self, feature: str) -> bool:
         """Return True if the table has a feature that its readers or writers must support."""
-        found = self._ask(lambda snapshot: snapshot.protocol().implicitlyAndExplicitlySupportedFeatures())
-        names = found.iterator()
+        features = self._ask(lambda snapshot: snapshot.protocol().implicitlyAndExplicitlySupportedFeatures())
+        names = features.iterator()
         while names.hasNext():
             if str(names.next().name()) == feature:
                 return True
@@ -89,8 +89,8 @@ class DeltaLog:
 
     def partition_columns(self) -> tuple[str, ...]:
         """Return the names of the table's partition columns."""
-        found = self._ask(lambda snapshot: snapshot.metadata().partitionColumns())
-        return tuple(str(found.apply(at)) for at in range(int(found.size())))
+        columns = self._ask(lambda snapshot: snapshot.metadata().partitionColumns())
+        return tuple(str(columns.apply(index)) for index in range(int(columns.size())))
 
     def commit(self, version: int) -> Commit | None:
         """Return the commit that created a version; None if Delta has removed its file from the log."""
@@ -113,8 +113,8 @@ class DeltaLog:
 
         Delta keeps it even when it removes old commits from the log.
         """
-        found = self._ask(lambda snapshot: snapshot.transactions().get(application))
-        return int(found.get()) if found.isDefined() else None
+        version = self._ask(lambda snapshot: snapshot.transactions().get(application))
+        return int(version.get()) if version.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
         """Return a transaction version of the epoch for a commit that is not a batch.
@@ -254,10 +254,10 @@ class DeltaLog:
 
 def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
     """Convert Java objects to a Scala sequence."""
-    found = jvm.java.util.ArrayList()
+    java_list = jvm.java.util.ArrayList()
     for item in items:
-        found.add(item)
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq()
+        java_list.add(item)
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
 
 
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
@@ -266,9 +266,9 @@ def _with_property(metadata: Any, name: str, value: str | None) -> Any:
     All other members are copied by name, because they depend on the version of Delta.
     """
     members = range(metadata.productArity())
-    reported = {metadata.productElementName(at): metadata.productElement(at) for at in members}
-    known = metadata.configuration()
-    reported["configuration"] = known.removed(name) if value is None else known.updated(name, value)
+    reported = {metadata.productElementName(index): metadata.productElement(index) for index in members}
+    properties = metadata.configuration()
+    reported["configuration"] = properties.removed(name) if value is None else properties.updated(name, value)
     return metadata.copy(*reported.values())
 
 

@@ -100,10 +100,10 @@ class DeltaPreflight(LakePreflight):
 
         These are the batches that need a MERGE, and column names that not all readers support.
         """
-        found = super().foresee(config, shape)
+        result = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
         readers = (Limit("readers", _NAMED_ODDLY, mapped),) if mapped else ()
-        return found._replace(limits=(*found.limits, *readers))
+        return result._replace(limits=(*result.limits, *readers))
 
 
 def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
@@ -170,8 +170,8 @@ def _ddl(field: StructField) -> str:
     """Return a column's Spark DDL type. For ``char(n)``, this is not ``string``, because Spark pads its
     texts.
     """
-    said = str((field.metadata or {}).get(_CHARACTERS, ""))
-    return said if said.startswith("char") else field.dataType.simpleString()
+    declared = str((field.metadata or {}).get(_CHARACTERS, ""))
+    return declared if declared.startswith("char") else field.dataType.simpleString()
 
 
 def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
@@ -203,9 +203,9 @@ def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
             and batch.frame is not None
         ):
             value = F.col("key" if column.key else "after").getField(column.name).cast("string")
-            found = batch.frame.where(value.isin("", NULL_FOLDER)).select(value).first()
-            if found is not None:
-                check_text(found[0], column.name, table=str(batch.shape.source))
+            row = batch.frame.where(value.isin("", NULL_FOLDER)).select(value).first()
+            if row is not None:
+                check_text(row[0], column.name, table=str(batch.shape.source))
 
 
 def open_table(

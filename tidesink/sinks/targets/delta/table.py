@@ -269,8 +269,8 @@ class DeltaTarget:
         """
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
-        found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
-        return found if found.exists else None
+        table_reader = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
+        return table_reader if table_reader.exists else None
 
 
 class DeltaReader(TableReader):
@@ -382,10 +382,10 @@ class DeltaTable(DeltaColumns):
     def version_of(self, progress: Progress) -> TableVersion:
         """Return the table's latest version, after checking that its ledger records ``progress``."""
         with self._translating(reading_error):
-            at = self._log.latest()
-            entry = self._ledger.newest(at)
+            version = self._log.latest()
+            entry = self._ledger.newest(version)
         check_named(entry, progress)
-        return TableVersion(self.path, at)
+        return TableVersion(self.path, version)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
@@ -522,10 +522,10 @@ class DeltaTable(DeltaColumns):
     def _entry_text(
         self, batch: ReducedBatch, progress: Progress, counts: Mapping[str, int] | None = None
     ) -> str:
-        known = self._shard.written(batch.shape) if self._shard else None
-        at = (progress.epoch, progress.batch)
+        columns = self._shard.written(batch.shape) if self._shard else None
+        numbers = (progress.epoch, progress.batch)
         return self._ledger.entry_text(
-            "batch", *at, progress=progress, counts=counts, known=known, seen=self._seen
+            "batch", *numbers, progress=progress, counts=counts, known=columns, seen=self._seen
         )
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:

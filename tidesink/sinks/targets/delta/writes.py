@@ -67,11 +67,10 @@ def check_stale(
         AccountingError: the number of skipped rows differs from the number of rows that were not newer.
     """
     before = f"{location} VERSION AS OF {int(result.version) - 1}"
-    (found,) = session.sql(stale_statement(before, view, batch, present)).collect()
-    if found["stale"] != result.stale:
+    (row,) = session.sql(stale_statement(before, view, batch, present)).collect()
+    if row["stale"] != result.stale:
         raise AccountingError(
-            f"The merge skipped {result.stale} rows, but {found['stale']} were not newer than the stored "
-            "rows.",
+            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows.",
             table=str(batch.shape.source),
         )
 
@@ -98,13 +97,13 @@ def commit_versions(
     empty = log.file_count() == 0
     with (
         partitions_for(session, batch.upserts + batch.deletes),
-        lake_merge.compared(session, location, batch, present, empty=empty) as (found, counts),
+        lake_merge.compared(session, location, batch, present, empty=empty) as (difference, counts),
     ):
         words = text(counts._asdict())
         if not any(counts.rows):
             log.commit_marker(APPLICATION, progress.txn_version, words)
             return
-        found.where("_op IS NOT NULL").createOrReplaceTempView(_VIEW)
+        difference.where("_op IS NOT NULL").createOrReplaceTempView(_VIEW)
         statement = lake_merge.insert_statement if empty else lake_merge.history_merge_statement
         sql = statement(location, _VIEW, batch, present)
         try:
@@ -157,8 +156,8 @@ class DeltaShard:
             columns of the table are assumed.
         ``present``: the table's columns.
         """
-        known = tuple(map(fold_name, present)) if entry.known is None else entry.known
-        self._known = known if entry.progress else None
+        columns = tuple(map(fold_name, present)) if entry.known is None else entry.known
+        self._known = columns if entry.progress else None
 
     def written(self, shape: TargetSchema) -> tuple[str, ...]:
         """Return the columns of the shard's rows after a batch with the columns of ``shape`` was written."""

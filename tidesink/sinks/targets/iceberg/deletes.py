@@ -85,19 +85,21 @@ class PositionFiles:
         contain its path too, but do not apply.
         """
         pairs = zip(starts, files, strict=False)
-        each = [(start, file, one) for start, file in pairs for one in file.deletes]
-        vectors = [one for one in each if _is_vector(one[2])]
+        each = [(start, file, delete) for start, file in pairs for delete in file.deletes]
+        vectors = [entry for entry in each if _is_vector(entry[2])]
         paths = dict.fromkeys(text for _, _, text in each if not _is_vector(text))
-        found = self.storage.each(partial(self._deleted_by, files, starts), [*paths])
-        found += self.storage.each(self._hidden, vectors)
-        return np.concatenate([np.empty(0, np.int64), *found])
+        numbers = self.storage.each(partial(self._deleted_by, files, starts), [*paths])
+        numbers += self.storage.each(self._hidden, vectors)
+        return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
         """Return the numbers of rows in ``files`` that the position delete file ``deletes`` marks as
         deleted.
         """
-        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
-        found = [np.empty(0, np.int64)]
+        paths = pa.array(
+            [data_file.path if deletes in data_file.deletes else None for data_file in files], pa.string()
+        )
+        numbers = [np.empty(0, np.int64)]
         with (
             self.storage.reading(deletes) as source,
             pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
@@ -106,8 +108,8 @@ class PositionFiles:
                 names = chunk.column("file_path")
                 file = codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
                 rows = starts[file] + chunk.column("pos").to_numpy()
-                found.append(rows[file >= 0])
-        return np.concatenate(found)
+                numbers.append(rows[file >= 0])
+        return np.concatenate(numbers)
 
     def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
         """Return the numbers of the rows that a data file's deletion vector marks as deleted.
@@ -138,8 +140,10 @@ class PositionFiles:
         Yields a ``WrittenFile`` for each.
         """
         positions = dict[Partition, list[pa.Table]]()
-        for file, at in (one for some in marked for one in some.by_file()):
-            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
+        for file, row_numbers in (pair for some in marked for pair in some.by_file()):
+            table = pa.table(
+                [pa.array([file.path] * len(row_numbers)), pa.array(row_numbers)], schema=POSITIONS
+            )
             positions.setdefault(file.partition, []).append(table)
         for number, (partition, tables) in enumerate(positions.items()):
             yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
@@ -164,25 +168,25 @@ class VectorFiles(PositionFiles):
             new = {file: len(positions) for file, positions in some.by_file()}
             for file, positions in self._with_hidden(some, new).by_file():
                 data, offset, rows = framed_vector(positions), len(whole), len(positions)
-                place = {"offset": offset, "length": len(data)}
-                said = {"referenced-data-file": file.path, "cardinality": str(rows)}
-                blobs.append({**_BLOB, **place, "properties": said})
-                vectors.append({"file": file.path, **place, "rows": rows, "new": new[file]})
+                extent = {"offset": offset, "length": len(data)}
+                properties = {"referenced-data-file": file.path, "cardinality": str(rows)}
+                blobs.append({**_BLOB, **extent, "properties": properties})
+                vectors.append({"file": file.path, **extent, "rows": rows, "new": new[file]})
                 whole += data
         footer = json.dumps({"blobs": blobs, "properties": {"created-by": "tidesink"}}).encode()
         whole += _PUFFIN + footer + struct.pack("<ii", len(footer), 0) + _PUFFIN
         path = f"{self.files.path(part).removesuffix('.parquet')}.puffin"
         with self.storage.writing(path) as out:
             out.write(bytes(whole))
-        count = sum(one["new"] for one in vectors)
+        count = sum(vector["new"] for vector in vectors)
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
         """Add the rows that are deleted already in the files ``touched`` to the rows to mark, and return all
         of them.
         """
-        at = [number for number, file in enumerate(marked.files) if file in touched]
-        hidden = self.deleted([marked.files[number] for number in at], marked.starts[at])
+        numbers = [number for number, file in enumerate(marked.files) if file in touched]
+        hidden = self.deleted([marked.files[number] for number in numbers], marked.starts[numbers])
         return marked._replace(rows=np.union1d(marked.rows, hidden))
 
 

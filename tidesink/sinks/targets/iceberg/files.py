@@ -171,21 +171,21 @@ class FileWriter:
             return new
         rows, specs = new
         try:
-            found = self._data_files(batch, state, rows.files.storage)
+            old_files = self._data_files(batch, state, rows.files.storage)
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
-        if isinstance(found, str):
-            return found
+        if isinstance(old_files, str):
+            return old_files
         marks = VectorFiles if state.version == 3 else PositionFiles
-        return FilePlan(state, rows, marks(rows.files, _identities(specs)), *found)
+        return FilePlan(state, rows, marks(rows.files, _identities(specs)), *old_files)
 
     def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
         """Return a row sink for the next batch; None if the batch needs a MERGE.
 
         ``rows``: the format of the batch's rows, which must not depend on stored rows.
         """
-        found = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
-        return None if isinstance(found, str) else FileSink(found.rows)
+        new_rows = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
+        return None if isinstance(new_rows, str) else FileSink(new_rows.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
         """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
@@ -236,16 +236,16 @@ class FileWriter:
 
     def _storage(self, state: TableState) -> Storage | str:
         """Return the storage with which Python writes the table's files, or the reason why it cannot."""
-        place, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
+        location, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
         kind = str(io.getClass().getName())
         if kind == _RESOLVING:
-            kind = str(io.ioClass(place).getName())
+            kind = str(io.ioClass(location).getName())
         if kind == _HADOOP:
-            storage = hadoop_storage(place, io.getConf(), self.session._jvm)
+            storage = hadoop_storage(location, io.getConf(), self.session._jvm)
         elif kind == _S3 and io.credentials().isEmpty():
-            storage = iceberg_storage(place, {str(k): str(v) for k, v in dict(io.properties()).items()})
+            storage = iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
         else:
-            return f"only Spark reads and writes files by {kind}: {place}"
+            return f"only Spark reads and writes files by {kind}: {location}"
         if isinstance(storage, str):
             return storage
         return storage.reason_unreachable(str(state.table.location())) or storage
@@ -258,7 +258,7 @@ class FileWriter:
 
         Returns a reason for a MERGE if Python cannot read one of the files.
         """
-        found, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
+        files, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
         if batch.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
         tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
@@ -272,20 +272,20 @@ class FileWriter:
             deletes = parser.of(java_deletes, spec, values)
             for file in (data, *deletes):
                 content, form = _words(file["content"]), _words(file["file-format"])
-                known = "puffin" if "content-offset" in file else "parquet"
-                if content not in ("data", "position-deletes") or form != known:
+                expected = "puffin" if "content-offset" in file else "parquet"
+                if content not in ("data", "position-deletes") or form != expected:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
                     return f"the table has a file outside the worker's storage: {file['file-path']}"
-            for number in (at for at, one in enumerate(deletes) if "content-offset" in one):
+            for number in (index for index, delete in enumerate(deletes) if "content-offset" in delete):
                 vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
                 partition = scanned.file().partition()
                 partitions[values] = OldPartition(spec, partition, str(spec.partitionToPath(partition)))
             partition = Partition(partitions[values].folder, values)
             texts = tuple(map(_deletes_text, deletes))
-            found.append(DataFile(data["file-path"], data["record-count"], texts, partition))
-        return tuple(found), partitions, vectors
+            files.append(DataFile(data["file-path"], data["record-count"], texts, partition))
+        return tuple(files), partitions, vectors
 
     def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[Any]:
         """Yield Java's scan tasks of the data files that may contain a key in the batch's key range."""
@@ -301,15 +301,15 @@ class FileWriter:
             scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()
         try:
-            found = tasks.iterator()
-            while found.hasNext():
-                yield found.next()
+            iterator = tasks.iterator()
+            while iterator.hasNext():
+                yield iterator.next()
         finally:
             tasks.close()
 
     def _fields(self, state: TableState) -> Fields:
-        found: Fields = json.loads(self.table.java.SchemaParser.toJson(state.metadata.schema()))["fields"]
-        return found
+        fields: Fields = json.loads(self.table.java.SchemaParser.toJson(state.metadata.schema()))["fields"]
+        return fields
 
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
@@ -317,15 +317,15 @@ class FileWriter:
         """Return the table's columns in their order, with the names and types that they have in its data
         files.
         """
-        found = []
+        columns = []
         for field in fields:
             name = field["name"]
             column = batch.shape.by_name.get(fold_name(name))
             kind = _sequence_type(field["type"]) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
             source, key = (column.name, column.key) if column else (name, False)
             here = self._in_files(name)
-            found.append(FileColumn(here, source, kind, field["id"], field["required"], key))
-        return tuple(found)
+            columns.append(FileColumn(here, source, kind, field["id"], field["required"], key))
+        return tuple(columns)
 
     def _specs(self, state: TableState) -> Specs:
         parser = self.table.java.PartitionSpecParser
@@ -342,7 +342,7 @@ class FileWriter:
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         lines, counts = written(batch, plan.files, plan.rows, plan.marks, session=self.session)
-        files = [one for one in lines if one.path is not None]
+        files = [line for line in lines if line.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))
         staged = Staged(None, counts.result, new_paths(batch, files))
@@ -372,19 +372,19 @@ class FileWriter:
         state, java = plan.state, self.table.java
         change, metrics = state.table.newRowDelta(), java.MetricsConfig
         spec, partitions = state.metadata.spec(), dict[str, Any]()
-        for one in files:
-            if one.found is not None:
-                for deletes in self._deletes(plan, one):
+        for file in files:
+            if file.found is not None:
+                for deletes in self._deletes(plan, file):
                     change.addDeletes(deletes)
                 continue
             builder = java.DataFiles.builder(spec)
-            if one.partition:
-                if one.partition not in partitions:
-                    values = java.SingleValueParser.fromJson(spec.partitionType(), one.partition)
-                    partitions[one.partition] = values
-                builder = builder.withPartition(partitions[one.partition])
-            change.addRows(self._file(builder, state, one, metrics.forTable(state.table)))
-        replaced = {vector["file"] for one in files for vector in _vectors(one)} & plan.vectors.keys()
+            if file.partition:
+                if file.partition not in partitions:
+                    values = java.SingleValueParser.fromJson(spec.partitionType(), file.partition)
+                    partitions[file.partition] = values
+                builder = builder.withPartition(partitions[file.partition])
+            change.addRows(self._file(builder, state, file, metrics.forTable(state.table)))
+        replaced = {vector["file"] for file in files for vector in _vectors(file)} & plan.vectors.keys()
         for path in replaced:
             change.removeDeletes(plan.vectors[path])
         if isinstance(
@@ -412,9 +412,9 @@ class FileWriter:
 
     def _file(self, builder: Any, state: TableState, file: WrittenFile, metrics: Any) -> Any:
         java = self.table.java
-        found = java.parquet.ParquetUtil.fileMetrics(state.table.io().newInputFile(file.path), metrics)
+        file_metrics = java.parquet.ParquetUtil.fileMetrics(state.table.io().newInputFile(file.path), metrics)
         sized = builder.withPath(file.path).withFileSizeInBytes(file.size)
-        return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
+        return sized.withFormat(java.FileFormat.PARQUET).withMetrics(file_metrics).build()
 
     def _check(self, summary: Mapping[str, int], counts: BatchCounts, taken_over: int) -> None:
         """Check the numbers in a snapshot's summary against the rows that were written and deleted.
@@ -449,8 +449,8 @@ class _Deletes:
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
         """Return a data file or delete file as Iceberg's JSON, parsed."""
-        found: dict[str, Any] = json.loads(self._to_json(file, spec))
-        return found
+        document: dict[str, Any] = json.loads(self._to_json(file, spec))
+        return document
 
     def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
         """Return the JSON of each delete file of a data file.
@@ -460,12 +460,12 @@ class _Deletes:
         ``partition``: identifies the data file's partition.
         """
         count = len(deletes)
-        longest, known = self._longest.get(partition, (None, []))
-        at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
-        if at < 0:
-            at, known = 0, [self.parsed(deletes[number], spec) for number in range(count)]
-            self._longest.setdefault(partition, (deletes, known))
-        return known[at : at + count]
+        longest, documents = self._longest.get(partition, (None, []))
+        start = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(documents) else -1
+        if start < 0:
+            start, documents = 0, [self.parsed(deletes[number], spec) for number in range(count)]
+            self._longest.setdefault(partition, (deletes, documents))
+        return documents[start : start + count]
 
 
 def _deletes_text(file: Mapping[str, Any]) -> str:
@@ -485,14 +485,14 @@ def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
     """Return the descriptions of the deletion vectors in a written Puffin file; empty for another kind of
     file.
     """
-    found: list[dict[str, Any]] = json.loads(file.details or "[]")
-    return found
+    vectors: list[dict[str, Any]] = json.loads(file.details or "[]")
+    return vectors
 
 
 def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
     """Return the number of rows that new vectors copy from position delete files, which stay in the table."""
     vectors = (vector for file in files for vector in _vectors(file))
-    return sum(one["rows"] - one["new"] for one in vectors if one["file"] not in plan.vectors)
+    return sum(entry["rows"] - entry["new"] for entry in vectors if entry["file"] not in plan.vectors)
 
 
 def _sequence_type(kind: Mapping[str, Any]) -> pa.DataType:
@@ -511,10 +511,10 @@ def _of_metadata(state: TableState, fields: Fields) -> str | None:
     if not state.metadata.sortOrder().isUnsorted():
         return "the table has a sort order"
     for name, wanted in FILE_PROPERTIES.items():
-        said = state.property(name)
-        said = _DEFAULTS[name] if said is None else said
-        if said.lower() not in wanted:
-            return f"the table's property {name} is {said}"
+        setting = state.property(name)
+        setting = _DEFAULTS[name] if setting is None else setting
+        if setting.lower() not in wanted:
+            return f"the table's property {name} is {setting}"
     for field in fields:
         if str(field["type"]).startswith(_OTHERS):
             return f"the column {field['name']} is {field['type']}"
@@ -574,5 +574,5 @@ def _codec(state: TableState) -> str | None:
 
 def _new_files(state: TableState, words: str, storage: Storage) -> NewFiles:
     name = f"{words}-{uuid4().hex}-{ATTEMPT}.parquet"
-    place = str(state.table.locationProvider().newDataLocation(name))
-    return NewFiles(place, _codec(state) or "zstd", storage=storage)
+    location = str(state.table.locationProvider().newDataLocation(name))
+    return NewFiles(location, _codec(state) or "zstd", storage=storage)

@@ -68,20 +68,20 @@ class TableState:
 
     def properties(self, prefix: str) -> dict[str, str]:
         """Return the table properties whose names begin with ``prefix``, by the name without the prefix."""
-        found = self._properties.items()
-        return {name.removeprefix(prefix): text for name, text in found if name.startswith(prefix)}
+        texts = self._properties.items()
+        return {name.removeprefix(prefix): text for name, text in texts if name.startswith(prefix)}
 
     @cached_property
     def _properties(self) -> dict[str, str]:
         return self._texts(self.metadata.properties())
 
     def _keys(self, given: Any) -> list[Any]:
-        found: list[Any] = json.loads(self.mapper.writeValueAsString(given.keySet()))
-        return found
+        keys: list[Any] = json.loads(self.mapper.writeValueAsString(given.keySet()))
+        return keys
 
     def _texts(self, given: Any) -> dict[str, str]:
-        found: dict[str, str] = json.loads(self.mapper.writeValueAsString(given))
-        return found
+        texts: dict[str, str] = json.loads(self.mapper.writeValueAsString(given))
+        return texts
 
     def takes(self, snapshot: Any) -> bool:
         """Return True if a snapshot that is not committed yet can still be added to the table.
@@ -115,8 +115,8 @@ class TableState:
 
     def numbers(self, snapshot: Any) -> Mapping[str, int]:
         """Return the numbers in a snapshot's summary, by name, such as ``added-records``."""
-        found = self._texts(snapshot.summary()).items()
-        return {name: int(text) for name, text in found if text.isdigit()}
+        texts = self._texts(snapshot.summary()).items()
+        return {name: int(text) for name, text in texts if text.isdigit()}
 
 
 class JvmTable:
@@ -175,8 +175,8 @@ class JvmTable:
         """Return the table's columns: Spark DDL type by name."""
         from pyspark.sql.types import StructType
 
-        found = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema())
-        schema = StructType.fromJson(json.loads(found.json()))
+        java_schema = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema())
+        schema = StructType.fromJson(json.loads(java_schema.json()))
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
@@ -186,8 +186,8 @@ class JvmTable:
 
     def type_of(self, ddl: str) -> Any:
         """Return Iceberg's Java type for a Spark DDL type."""
-        found = self.java.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
-        return found.asStruct() if ddl.startswith("struct<") else found  # Java converts a struct to a schema
+        kind = self.java.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
+        return kind.asStruct() if ddl.startswith("struct<") else kind  # Java converts a struct to a schema
 
 
 _ICEBERG: Final = "org.apache.iceberg.exceptions."

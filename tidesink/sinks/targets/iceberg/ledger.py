@@ -153,11 +153,11 @@ class IcebergLedger:
         Raises:
             StaleProgressError: the table is shared but the route names no shard, or the reverse.
         """
-        place = f"the Iceberg table {self.location}"
+        target = f"the Iceberg table {self.location}"
         if self.shard is not None and state.property(LEDGER) is not None:
-            raise not_shared(place, self.shard, table=self.table)
+            raise not_shared(target, self.shard, table=self.table)
         if self.shard is None and state.property(SHARED_ROWS) is not None:
-            raise is_shared(place, self.shards(state), table=self.table)
+            raise is_shared(target, self.shards(state), table=self.table)
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
         """Return the entry for a claim: the next epoch, with the applied progress.
@@ -170,8 +170,8 @@ class IcebergLedger:
         claim = Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
         if self.shard is None:
             return claim
-        known = held.known if held else None
-        return replace(claim, shard=self.shard.value, source=self.table, known=known)
+        columns = held.known if held else None
+        return replace(claim, shard=self.shard.value, source=self.table, known=columns)
 
     def batch(
         self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TargetSchema
@@ -182,8 +182,8 @@ class IcebergLedger:
         ``snapshot``: the snapshot with the batch's rows.
         ``shape``: the columns and key of the batch's rows.
         """
-        known = None if self.shard is None else known_after(held.known or (), shape)
-        applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=known)
+        columns = None if self.shard is None else known_after(held.known or (), shape)
+        applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=columns)
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
@@ -229,10 +229,10 @@ class IcebergLedger:
         Raises:
             StaleProgressError: the visible snapshot does not descend from such a snapshot.
         """
-        known = {str(rows), state.property(ACCEPTED)}
+        accepted = {str(rows), state.property(ACCEPTED)}
         last = None
         for snapshot, parent in _with_parents(state):
-            if str(snapshot.snapshotId()) in known:
+            if str(snapshot.snapshotId()) in accepted:
                 return
             if parent is not None and _replaces_all(state, snapshot, parent):
                 raise self._moved(rows, state, f"snapshot {snapshot.snapshotId()} replaced all rows")
@@ -284,8 +284,8 @@ def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
 def _replaces_all(state: TableState, snapshot: Any, parent: Any) -> bool:
     """Return True if a snapshot is an INSERT OVERWRITE that removed all data files of its parent."""
     before = state.numbers(parent).get("total-data-files", 0)
-    gone = state.numbers(snapshot).get("deleted-data-files", 0)
-    return snapshot.operation() == "overwrite" and before > 0 and gone == before
+    removed = state.numbers(snapshot).get("deleted-data-files", 0)
+    return snapshot.operation() == "overwrite" and before > 0 and removed == before
 
 
 def _read(text: str) -> Entry:
@@ -331,8 +331,8 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _result_document(result: ApplyResult) -> list[int | str]:
-    said: list[int | str] = [result.inserted, result.updated, result.deleted, result.absent, result.version]
-    return [*said, result.stale] if result.stale else said
+    values: list[int | str] = [result.inserted, result.updated, result.deleted, result.absent, result.version]
+    return [*values, result.stale] if result.stale else values
 
 
 # Number of attempts to commit if other writers commit in between.

@@ -110,16 +110,16 @@ class Staging:
         numbers = state.numbers(snapshot)
         if state.version != 3 or not numbers.get("added-dvs"):
             return numbers
-        at, io = int(snapshot.snapshotId()), state.table.io()
-        if not self._count(position_files_statement(self._table.location, at)):
+        snapshot_id, io = int(snapshot.snapshotId()), state.table.io()
+        if not self._count(position_files_statement(self._table.location, snapshot_id)):
             return numbers
         vectors, before = (
-            {str(one.referencedDataFile()) for one in files if one.contentOffset() is not None}
+            {str(file.referencedDataFile()) for file in files if file.contentOffset() is not None}
             for files in (snapshot.addedDeleteFiles(io), snapshot.removedDeleteFiles(io))
         )
         if vectors <= before:
             return numbers
-        twice = self._count(positions_statement(self._table.location, at, sorted(vectors - before)))
+        twice = self._count(positions_statement(self._table.location, snapshot_id, sorted(vectors - before)))
         return {**numbers, _MARKED_NOW: numbers[_MARKED_NOW] - twice}
 
     def batch(
@@ -171,8 +171,8 @@ class Staging:
         snapshot, summary = self.run(append_statement(self.branch, _VIEW, batch, present), head)
         if batch.sequenced:
             return snapshot, self._sequenced(summary, batch, head, present, snapshot=snapshot)
-        found = 0 if first_load else None
-        return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
+        deleted = 0 if first_load else None
+        return snapshot, result_of(summary, batch, found=deleted, version=str(snapshot))
 
     def _merged(
         self,
@@ -395,11 +395,11 @@ class Versions:
         """
         with (
             partitions_for(self.session, batch.upserts + batch.deletes),
-            compared(self.session, self.branch, batch, self.present, empty=empty) as (found, counts),
+            compared(self.session, self.branch, batch, self.present, empty=empty) as (difference, counts),
         ):
             if not any(counts.rows):
                 return head, counts.result(str(head))
-            found.where("_op IS NOT NULL").createOrReplaceTempView(_VERSIONS_VIEW)
+            difference.where("_op IS NOT NULL").createOrReplaceTempView(_VERSIONS_VIEW)
             try:
                 statement = insert_statement if empty else history_merge_statement
                 snapshot, summary = self.stage(statement(self.branch, _VERSIONS_VIEW, batch, self.present))
@@ -456,7 +456,7 @@ def _with_order(table: JvmTable, state: TableState) -> Any:
     Existing rows get NULL in these columns, which counts as older than every change.
     """
     present = table.columns(state)
-    missing = [one for one in _ORDER_COLUMNS if one[0] not in present]
+    missing = [column for column in _ORDER_COLUMNS if column[0] not in present]
     if not missing:
         return None
     update = state.table.updateSchema()

@@ -53,8 +53,10 @@ class SplitBySpec:
                 f"{quote_plus(field.name)}={quote_plus(text)}"
                 for field, text in zip(self.fields, texts, strict=True)
             )
-            known = {str(f.id): _as_json(v) for f, v in zip(self.fields, values, strict=True) if v.is_valid}
-            yield Partition(folder_of(names), json.dumps(known)), part
+            document = {
+                str(f.id): _as_json(v) for f, v in zip(self.fields, values, strict=True) if v.is_valid
+            }
+            yield Partition(folder_of(names), json.dumps(document)), part
 
 
 def is_known(transform: str) -> bool:
@@ -209,28 +211,28 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 def murmur3(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
     """Compute the 32-bit Murmur3 hash (x86 variant, seed 0) of each slice of ``data``."""
-    found = np.zeros(len(starts), np.uint32)
+    sorted_hashes = np.zeros(len(starts), np.uint32)
     # Longest slices first, so that the slices with a further block of four bytes are always the first ones.
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
     blocks = lengths // 4
     for block in range(int(blocks[0]) if len(blocks) else 0):
         more = int(np.searchsorted(-blocks, -block))
-        at = starts[:more, None] + (4 * block + np.arange(4))
-        mixed = found[:more] ^ _mixed(data[at].view("<u4").reshape(more))
-        found[:more] = _rotated(mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        indexes = starts[:more, None] + (4 * block + np.arange(4))
+        mixed = sorted_hashes[:more] ^ _mixed(data[indexes].view("<u4").reshape(more))
+        sorted_hashes[:more] = _rotated(mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     tail = np.zeros(len(starts), np.uint32)
     for byte in range(3):
         has = lengths % 4 > byte
         last = data[(starts + 4 * blocks + byte)[has]].astype(np.uint32)
         tail[has] |= last << np.uint32(8 * byte)
-    found ^= _mixed(tail)
-    found ^= lengths.astype(np.uint32)
+    sorted_hashes ^= _mixed(tail)
+    sorted_hashes ^= lengths.astype(np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        found = (found ^ (found >> np.uint32(shift))) * np.uint32(factor)
-    found ^= found >> np.uint32(16)
-    hashes = np.empty_like(found)
-    hashes[order] = found
+        sorted_hashes = (sorted_hashes ^ (sorted_hashes >> np.uint32(shift))) * np.uint32(factor)
+    sorted_hashes ^= sorted_hashes >> np.uint32(16)
+    hashes = np.empty_like(sorted_hashes)
+    hashes[order] = sorted_hashes
     return hashes
 
 
@@ -271,5 +273,5 @@ def _in_folder(value: pa.Scalar, transform: str) -> str:
     if transform in _UNITS:
         since = np.array([value.as_py()]).astype(f"M8[{_UNITS[transform]}]")
         return str(since[0]).replace("T", "-")
-    known = _as_json(value)
-    return known if isinstance(known, str) else json.dumps(known)
+    json_value = _as_json(value)
+    return json_value if isinstance(json_value, str) else json.dumps(json_value)

@@ -245,8 +245,8 @@ class IcebergTarget:
         exist.
         """
         own = open_session(session, self.catalog, self.properties)
-        found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
-        return found if found.exists else None
+        table_reader = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
+        return table_reader if table_reader.exists else None
 
 
 class IcebergReader(TableReader):
@@ -430,11 +430,11 @@ class IcebergTable(IcebergColumns):
                 state = self._holder.staging()
                 head, now = cast(int, state.head), merge.raised(state, horizon)
                 snapshot, summary = self._staging.run(merge.statement(self._staging.branch, now), head)
-                kept, oldest = self._session.sql(merge.kept(self._staging.branch)).collect()[0]
+                remaining, oldest = self._session.sql(merge.kept(self._staging.branch)).collect()[0]
                 entry = replace(self._holder.held, snapshot=snapshot)
-                said = {merge.PROPERTY: str(now)}
-                if self._holder.publish(entry, on=head, saying=said):
-                    return Collected(now, -grown_by(summary), kept, oldest)
+                properties = {merge.PROPERTY: str(now)}
+                if self._holder.publish(entry, on=head, saying=properties):
+                    return Collected(now, -grown_by(summary), remaining, oldest)
         raise TransientTargetError(
             "Other writers keep committing to the table, so the commit failed. It is tried again.",
             table=str(self._name),

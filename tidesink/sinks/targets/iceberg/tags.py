@@ -73,8 +73,8 @@ class CutTags:
             builder.setRef(name, self._table.tag_at(snapshot, age=_FOR_EVER))
             for tag, age in ages.items():
                 if age is not None:
-                    at = state.metadata.ref(tag).snapshotId()
-                    builder.setRef(tag, self._table.tag_at(at, age=age))
+                    snapshot_id = state.metadata.ref(tag).snapshotId()
+                    builder.setRef(tag, self._table.tag_at(snapshot_id, age=age))
 
         try:
             self._table.commit(state, change)
@@ -93,10 +93,10 @@ class CutTags:
 
     def _newest(self, names: set[str]) -> list[str]:
         """Return those of the names that are this pipeline's tags with the newest commit_ts."""
-        found = dict[int, list[str]]()
+        tags = dict[int, list[str]]()
         for match in filter(None, map(self._pattern.fullmatch, names)):
-            found.setdefault(int(match[1]), []).append(match[0])
-        return found[max(found)] if found else []
+            tags.setdefault(int(match[1]), []).append(match[0])
+        return tags[max(tags)] if tags else []
 
     def _age(self, state: TableState, name: str, keep_ms: int) -> int | None:
         """Return the maximum age in milliseconds to set on a tag; None if the tag has a maximum age already.

@@ -158,7 +158,7 @@ def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, .
     earlier.
     """
     staged = {line.path for part in batch.staged or () for line in part.files}
-    return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
+    return tuple(file.path for file in lines if file.path is not None and file.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
@@ -193,13 +193,13 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
     if batch.mode == "history":
-        versions = Counts(**json.loads(next(one.counts for one in lines if one.counts is not None)))
+        versions = Counts(**json.loads(next(line.counts for line in lines if line.counts is not None)))
         counts = BatchCounts(versions.result(""), *versions.in_files, versions)
     elif batch.mode == "append":
         wanted, counts = 0, BatchCounts(ApplyResult(batch.upserts, 0, 0, 0, ""), batch.upserts, 0)
     else:
         counts = _counted_rows(batch, keys, *found_keys(lines))
-    rows = sum(one.rows for one in lines if one.found is None)
+    rows = sum(line.rows for line in lines if line.found is None)
     if (rows, keys) != (counts.rows, wanted):
         raise AccountingError(
             f"{rows} rows of {keys} keys were written to files, but the batch has {batch.upserts} upserts "
@@ -436,7 +436,7 @@ def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple
     count = max(1, min(most, len(files), total // rows)) if files else 0
     groups: list[list[DataFile]] = [[] for _ in range(count)]
     sizes = [0] * count
-    for file in sorted(files, key=lambda one: -one.rows):
+    for file in sorted(files, key=lambda data_file: -data_file.rows):
         least = sizes.index(min(sizes))
         groups[least].append(file)
         sizes[least] += file.rows

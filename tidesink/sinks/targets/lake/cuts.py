@@ -100,8 +100,8 @@ class CutLog:
             if not self._exists():
                 return None
             newest = f"SELECT max(commit_ts) FROM {self.location} WHERE {self._mine}"  # noqa: S608
-            ((found,),) = self.session.sql(newest).collect()
-        return None if found is None else int(found)
+            ((commit_ts,),) = self.session.sql(newest).collect()
+        return None if commit_ts is None else int(commit_ts)
 
     def publish(
         self,
@@ -139,9 +139,9 @@ class CutLog:
                 return []
             moments = ", ".join(f"unix_micros({name}) AS {name}" for name in ("time", "published"))
             columns = f"commit_ts, {moments}, schema, table, place, version, changes"
-            found = self.session.sql(f"SELECT {columns} FROM {self.location} WHERE {self._mine}").collect()  # noqa: S608
+            rows = self.session.sql(f"SELECT {columns} FROM {self.location} WHERE {self._mine}").collect()  # noqa: S608
         cuts = dict[int, dict[TableId, Any]]()
-        for row in found:
+        for row in rows:
             tables = cuts.setdefault(row["commit_ts"], {})
             name = TableId(row["schema"], row["table"])
             # Two workers may publish the same cut, with different versions. Both versions are right.
@@ -160,8 +160,8 @@ class CutLog:
         with translating(self._translate, table.table):
             ours = f"startswith(name, {quote_text(tag_prefix(self._pipeline))})"
             mine = f"type = 'TAG' AND snapshot_id = {table.version}L AND {ours}"
-            found = self.session.sql(f"SELECT min(name) FROM {table.place}.refs WHERE {mine}").collect()  # noqa: S608
-        return None if found[0][0] is None else str(found[0][0])
+            rows = self.session.sql(f"SELECT min(name) FROM {table.place}.refs WHERE {mine}").collect()  # noqa: S608
+        return None if rows[0][0] is None else str(rows[0][0])
 
     @property
     def _mine(self) -> str:
@@ -181,10 +181,10 @@ class CutLog:
     def _rows(self, cut: Cut) -> Iterator[tuple[str, ...]]:
         pipeline, moments = quote_text(self._pipeline), (cut.time, cut.published)
         times = [f"timestamp_micros({round(moment.timestamp() * 1_000_000)}L)" for moment in moments]
-        for one in cut.tables:
-            names = (quote_text(text) for text in (*one.table, one.place))
-            changes = "CAST(NULL AS BIGINT)" if one.changes is None else f"{one.changes}L"
-            yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{one.version}L", changes
+        for table in cut.tables:
+            names = (quote_text(text) for text in (*table.table, table.place))
+            changes = "CAST(NULL AS BIGINT)" if table.changes is None else f"{table.changes}L"
+            yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{table.version}L", changes
 
     def _remove(self, before: float) -> None:
         """Remove cuts published before a time. A failure is ignored, because removal is tried again later."""
@@ -198,11 +198,11 @@ class CutLog:
 
 def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
     moments = (max(row[name] for row in tables.values()) for name in ("time", "published"))
-    found = (
+    cut_tables = (
         CutTable(name, row["place"], row["version"], row["changes"]) for name, row in sorted(tables.items())
     )
-    time, published = (datetime.fromtimestamp(one / 1_000_000, timezone.utc) for one in moments)
-    return Cut(commit_ts, time, published, tuple(found))
+    time, published = (datetime.fromtimestamp(moment / 1_000_000, timezone.utc) for moment in moments)
+    return Cut(commit_ts, time, published, tuple(cut_tables))
 
 
 def frame_of(log: CutLog, table: CutTable) -> DataFrame:
@@ -212,17 +212,17 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
         TargetError: the version, or some of its files, no longer exist.
     """
     # Two readers, because a Spark reader keeps the options that are set on it.
-    read, at = log.session.read, log.session.read
+    read, version_reader = log.session.read, log.session.read
     try:
         if log.provider == "delta":
-            frame = at.format("delta").option("versionAsOf", table.version).load(table.place)
+            frame = version_reader.format("delta").option("versionAsOf", table.version).load(table.place)
             now = read.format("delta").load(table.place).inputFiles()
             lost = _lost(log.session, likely_lost(frame.inputFiles(), now), encoded=True)
         else:
-            frame = at.option("snapshot-id", str(table.version)).table(table.place)
+            frame = version_reader.option("snapshot-id", str(table.version)).table(table.place)
             files, now = (
-                [row[0] for row in one.table(f"{table.place}.files").select("file_path").collect()]
-                for one in (at, read)
+                [row[0] for row in reader.table(f"{table.place}.files").select("file_path").collect()]
+                for reader in (version_reader, read)
             )
             lost = _lost(log.session, likely_lost(files, now), encoded=False)
     except SPARK_ERRORS as exc:
@@ -245,7 +245,7 @@ class CutReader(TableReader):
 
     def columns(self) -> Mapping[str, str]:
         """Return the columns of the table's version in the cut: Spark type by name."""
-        return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
+        return {field.name: field.dataType.simpleString() for field in self._frame.schema.fields}
 
     def committed(self) -> None:
         """Return None, because nobody needs the progress of a version that belongs to a cut."""
@@ -267,8 +267,8 @@ def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
     there = {*now}
     left = [name for name in files if name not in there]
     chosen = left[:: -(-len(left) // _LOOKED_FOR) or 1]
-    kept = (name for name in files if name in there)
-    return [*chosen, *islice(kept, _LOOKED_FOR - len(chosen))]
+    present = (name for name in files if name in there)
+    return [*chosen, *islice(present, _LOOKED_FOR - len(chosen))]
 
 
 def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:

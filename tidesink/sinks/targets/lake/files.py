@@ -149,14 +149,14 @@ class NewFiles:
         ``part``: a name that is unique within the attempt.
         ``folder``: the folder of its partition.
         """
-        place, _, name = self.location.rpartition("/")
+        parent, _, name = self.location.rpartition("/")
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
-        return "/".join(filter(None, (place, folder, name)))
+        return "/".join(filter(None, (parent, folder, name)))
 
     def renamed(self, word: str) -> NewFiles:
         """Return a copy of these settings in which all file names contain an additional word."""
-        place, slash, name = self.location.rpartition("/")
-        return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
+        parent, slash, name = self.location.rpartition("/")
+        return replace(self, location=f"{parent}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
         """Write a table's rows to a new Parquet file, and return the line about the file."""
@@ -170,7 +170,7 @@ class NewFiles:
                 table.replace_schema_metadata(self.metadata) if self.metadata else table,
                 file,
                 row_group_size=table.num_rows,
-                use_dictionary=[one.name for one in table.schema if not pa.types.is_floating(one.type)],
+                use_dictionary=[field.name for field in table.schema if not pa.types.is_floating(field.type)],
                 compression=self.compression,
                 store_schema=False,
                 store_decimal_as_integer=True,
@@ -194,8 +194,8 @@ class MarkedRows(NamedTuple):
     def by_file(self) -> Iterator[tuple[DataFile, Places]]:
         """Yield each file with rows to mark, and the positions of these rows in the file."""
         ends = np.searchsorted(self.rows, self.starts)
-        for at, file in enumerate(self.files):
-            positions = self.rows[ends[at] : ends[at + 1]] - self.starts[at]
+        for index, file in enumerate(self.files):
+            positions = self.rows[ends[index] : ends[index + 1]] - self.starts[index]
             if len(positions):
                 yield file, positions
 
@@ -252,8 +252,8 @@ class RowsTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files, and yield the lines (``WrittenFile``) about them, as record batches."""
         with reported():
-            for one in self.written(batches):
-                yield _line(one)
+            for line in self.written(batches):
+                yield _line(line)
 
     def written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         """Write the rows, and yield a line for each file.
@@ -285,8 +285,8 @@ class RowsTask:
         """
         try:
             return [
-                self.files.write(part, f"rows-{number}-{at}", partition)
-                for at, (partition, part) in enumerate(self.split(rows))
+                self.files.write(part, f"rows-{number}-{index}", partition)
+                for index, (partition, part) in enumerate(self.split(rows))
             ]
         except TooManyPartitionsError:
             raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
@@ -308,8 +308,8 @@ class RowsTask:
         stored values.
         """
         mine, theirs = (
-            (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
-            for one in (self, other)
+            (task.columns, task.split, task.files.compression, task.files.describe, task.files.metadata)
+            for task in (self, other)
         )
         return mine == theirs
 
@@ -325,8 +325,8 @@ class RowsTask:
             NotAsFilesError: there are too many stored values, or versions of one key overlap.
         """
         keys, names = joined_keys(lines), [column.name for column in self.columns if column.key]
-        rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
-        _check_stored(sum(one.nbytes for one in rows))
+        rows = [_read_stream(file.stored) for file in lines if file.stored is not None]
+        _check_stored(sum(table.nbytes for table in rows))
         if isinstance(self.rules, VersionRules):
             changed = changes(keys, rows, names, ended=ended)
             line = WrittenFile(counts=json.dumps(changed.counts._asdict()))
@@ -355,7 +355,7 @@ class FileSink:
             return StagedPart(0, 0, exc.message)
         except OSError as exc:  # the later tasks over the payloads report the details
             return StagedPart(0, 0, type(exc).__name__)
-        return StagedPart(0, sum(one.rows for one in lines), files=lines)
+        return StagedPart(0, sum(line.rows for line in lines), files=lines)
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ class KeysTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield lines (``WrittenFile``) with the batch's keys, as record batches."""
         with reported():
-            for one in self.keys(batches):
-                yield _line(one)
+            for line in self.keys(batches):
+                yield _line(line)
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         """Yield lines with the keys, and in ``details`` the omitted columns as JSON.
@@ -413,8 +413,8 @@ class LocateTask:
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    for one in self.located(number, _read_stream(self.batch_keys)):
-                        yield _line(one)
+                    for line in self.located(number, _read_stream(self.batch_keys)):
+                        yield _line(line)
 
     def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
         """Search a group of files, and yield a line for each written file, or one without a path.
@@ -433,27 +433,27 @@ class LocateTask:
         keys = [column for column in self.columns if column.key]
         names = [column.name for column in keys]
         events = Events(wanted, names) if COMMIT_TS in wanted.column_names else None
-        spans = [one for one in self.columns if events and one.source in _SPAN]
+        spans = [field for field in self.columns if events and field.source in _SPAN]
         marked, stored = list[MarkedRows](), _Stored(events.keys if events else wanted.select(names))
         found, stale = (np.zeros(stored.keys.num_rows, bool) for _ in range(2))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
             columns = self.marks.storage.each(partial(self._read, [*keys, *spans]), some)
             whole = pa.concat_tables(columns)
-            at = matched(whole.select(names), stored.keys)
-            at[self.marks.deleted(some, starts)] = -1
-            here = MarkedRows(some, starts, np.flatnonzero(at >= 0))
+            indexes = matched(whole.select(names), stored.keys)
+            indexes[self.marks.deleted(some, starts)] = -1
+            here = MarkedRows(some, starts, np.flatnonzero(indexes >= 0))
             if events:
-                here = self._changed(here, at, events, whole, stored)
+                here = self._changed(here, indexes, events, whole, stored)
             if SEQUENCE_COLUMN in wanted.column_names and len(here.rows):
-                newer_here = self._is_newer(here, wanted[SEQUENCE_COLUMN].take(pa.array(at[here.rows])))
-                stale[at[here.rows[~newer_here]]] = True
+                newer_here = self._is_newer(here, wanted[SEQUENCE_COLUMN].take(pa.array(indexes[here.rows])))
+                stale[indexes[here.rows[~newer_here]]] = True
                 here = here._replace(rows=here.rows[newer_here])
-            found[at[here.rows]] = True
+            found[indexes[here.rows]] = True
             if NEEDS_STORED in wanted.column_names:
-                needed = here.rows[wanted[NEEDS_STORED].to_numpy()[at[here.rows]]]
+                needed = here.rows[wanted[NEEDS_STORED].to_numpy()[indexes[here.rows]]]
                 for rows, values in self._values(here._replace(rows=needed)):
-                    stored.add(_beside(stored.keys.take(pa.array(at[rows])), values))
+                    stored.add(_beside(stored.keys.take(pa.array(indexes[rows])), values))
             if len(here.rows):
                 marked.append(here)
         bits = [np.packbits(flags).tobytes() for flags in (found, stale)]
@@ -477,19 +477,19 @@ class LocateTask:
         """
         names = {column.source: column.name for column in self.columns}
         keys = at[rows.rows]
-        found = Spans.of(whole.take(pa.array(rows.rows)), *(names[source] for source in _SPAN))
-        near, by, goes = events.changing(keys, found)
+        stored_spans = Spans.of(whole.take(pa.array(rows.rows)), *(names[source] for source in _SPAN))
+        near, by, goes = events.changing(keys, stored_spans)
         changed = by != NO_MOMENT
-        spans = partial(spans_of, stored.keys.take(pa.array(keys)), found, by)
+        spans = partial(spans_of, stored.keys.take(pa.array(keys)), stored_spans, by)
         stored.add(spans((near & ~changed) | goes))
         values = [part for _, part in self._values(rows._replace(rows=rows.rows[changed & ~goes]))]
         rows, table = rows._replace(rows=rows.rows[changed]), spans(changed & ~goes)
         full = _beside(table, pa.concat_tables(values)) if values else table
-        found, by = found.filtered(changed & ~goes), by[changed & ~goes]
-        version = ~found.mark
+        stored_spans, by = stored_spans.filtered(changed & ~goes), by[changed & ~goes]
+        version = ~stored_spans.mark
         if self.ends and version.any():
             stored.add(table.filter(pa.array(version)))
-            stored.ended.append(spans_of(full, found._replace(end=by), by, version))
+            stored.ended.append(spans_of(full, stored_spans._replace(end=by), by, version))
             full = full.filter(pa.array(~version))
         stored.add(full)
         return rows
@@ -498,7 +498,7 @@ class LocateTask:
         """Return a mask of the batch's rows (positions ``ours``) that are newer than their stored rows
         (``rows``).
         """
-        column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
+        column = next(candidate for candidate in self.columns if candidate.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
         stored = pa.concat_tables(tables)[column.name]
         return newer(ours.combine_chunks(), stored.combine_chunks())
@@ -533,17 +533,17 @@ class LocateTask:
                 for column, name in zip(columns, names, strict=True)
                 if name is None
             }
-            missing = [one.source for one in columns if one.key and same.get(one.name, one) is None]
+            missing = [field.source for field in columns if field.key and same.get(field.name, field) is None]
             if missing or parquet.metadata.num_rows != file.rows:
                 what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
                 raise FileRefusedError(
                     f"the file {file.path} {what}, which does not match the table's metadata", url=file.path
                 )
             there = [name for name in names if name is not None]
-            found = _rows_of(parquet, there, rows) if there else pa.table({})
+            table = _rows_of(parquet, there, rows) if there else pa.table({})
         count = file.rows if rows is None else len(rows)
         arrays = [
-            _repeated(same[column.name], column.type, count) if name is None else column.cast(found[name])
+            _repeated(same[column.name], column.type, count) if name is None else column.cast(table[name])
             for column, name in zip(columns, names, strict=True)
         ]
         return pa.table(arrays, names=[column.name for column in columns])
@@ -596,7 +596,7 @@ class _Stored:
 
     def stream(self) -> bytes | None:
         """Return the collected stored values as an Arrow IPC stream; None if there are no values."""
-        whole = [one for one in self._parts if one.num_rows]
+        whole = [part for part in self._parts if part.num_rows]
         return stream_of(pa.concat_tables(whole, promote_options="default")) if whole else None
 
 
@@ -612,14 +612,14 @@ class SmallBatchTask:
         batches.
         """
         with reported():
-            for one in self._lines([*batches]):
-                yield _line(one._replace(stored=None))
+            for line in self._lines([*batches]):
+                yield _line(line._replace(stored=None))
 
     def _lines(self, batches: Sequence[pa.RecordBatch]) -> list[WrittenFile]:
         compares = self.rows.rules.compares(self.locate.groups)
         lines = [*(KeysTask(self.rows).keys(batches) if compares else self.rows.written(batches))]
         keys, locate = joined_keys(lines), locating(self.locate, self.rows.rules, lines)
-        lines += [one for number in range(len(locate.groups)) for one in locate.located(number, keys)]
+        lines += [file for number in range(len(locate.groups)) for file in locate.located(number, keys)]
         if not compares:
             return lines
         rows, line = self.rows.given(lines)
@@ -628,7 +628,7 @@ class SmallBatchTask:
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
     """Return all keys of a batch in one table, from the lines of its tasks. Keys to upsert come first."""
-    streams = (*(one.upserts for one in rows), *(one.deletes for one in rows))
+    streams = (*(line.upserts for line in rows), *(line.deletes for line in rows))
     tables = [_read_stream(data) for data in streams if data is not None]
     return pa.concat_tables(tables) if tables else pa.table({})
 
@@ -652,10 +652,10 @@ def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
         AccountingError: the table has several rows of one key.
     """
     keys = joined_keys(lines).num_rows
-    located = [one for one in lines if one.found is not None]
-    found = _any_of([one.found for one in located], keys)
-    stale = _any_of([one.stale for one in located], keys)
-    positions = sum(one.rows for one in located)
+    located = [line for line in lines if line.found is not None]
+    found = _any_of([line.found for line in located], keys)
+    stale = _any_of([line.stale for line in located], keys)
+    positions = sum(line.rows for line in located)
     if found.sum() != positions or (found & stale).any():
         raise AccountingError(
             f"The table has {positions + stale.sum()} rows for {(found | stale).sum()} keys of the batch: "
@@ -678,7 +678,7 @@ def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[W
 
     ``lines``: the lines of the tasks that returned the batch's keys (``KeysTask``).
     """
-    omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
+    omitted = {name for line in lines for name in json.loads(line.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
 
@@ -714,7 +714,7 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
     """
     some = list[DataFile]()
     for file in files:
-        if some and sum(one.rows for one in some) + file.rows > rows:
+        if some and sum(member.rows for member in some) + file.rows > rows:
             yield some
             some = []
         some.append(file)

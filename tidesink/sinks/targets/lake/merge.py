@@ -114,9 +114,9 @@ def difference_frame(
 def count(difference: DataFrame) -> Counts:
     """Count the operations and the outcomes of events in a ``difference_frame``, in one Spark job."""
     op, stored, sent = (F.col(name) for name in ("_op", "stored", "sent"))
-    known = F.coalesce(stored >= sent, F.lit(False))
-    deleted = (sent == _DELETE) & ~known
-    found = difference.agg(
+    applied = F.coalesce(stored >= sent, F.lit(False))
+    deleted = (sent == _DELETE) & ~applied
+    row = difference.agg(
         F.count_if(op == BEGIN).alias("begun"),
         F.count_if(op.isin(BEGIN, MARK) & F.col("row")).alias("replaced"),
         F.count_if(op == END).alias("ended"),
@@ -124,9 +124,9 @@ def count(difference: DataFrame) -> Counts:
         F.count_if(op == FORGET).alias("forgotten"),
         F.count_if(deleted & F.col("before")).alias("ends"),
         F.count_if(deleted & ~F.col("before")).alias("absent"),
-        F.count_if(sent.isNotNull() & (known | ~F.col("counts"))).alias("stale"),
+        F.count_if(sent.isNotNull() & (applied | ~F.col("counts"))).alias("stale"),
     ).collect()[0]
-    return Counts(**found.asDict())
+    return Counts(**row.asDict())
 
 
 def _events(
@@ -200,13 +200,13 @@ def _reported() -> Column:
 
 def _operation() -> Column:
     begins, before, row = F.col("begins"), F.col("before"), F.col("row")
-    known = F.col("stored").eqNullSafe(F.col("kind"))
+    unchanged = F.col("stored").eqNullSafe(F.col("kind"))
     moved = ~F.col("until").eqNullSafe(F.col("next_at"))
     return (
-        F.when(begins & ~known, BEGIN)
+        F.when(begins & ~unchanged, BEGIN)
         .when(begins & moved, END)
         .when(~begins & row & (before | ~F.col("counts")), FORGET)
-        .when(~begins & F.col("counts") & ~before & ~(row & known), MARK)
+        .when(~begins & F.col("counts") & ~before & ~(row & unchanged), MARK)
     )
 
 
@@ -261,17 +261,19 @@ def _sequenced_merge(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], beside: Iterable[str]
 ) -> str:
     """Return the MERGE statement of a batch in the source's order. It skips rows that are not newer."""
-    at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
-    newer = f"({stored} IS NULL OR {at} > {stored})"
+    position, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
+    newer = f"({stored} IS NULL OR {position} > {stored})"
     values = _values(batch, present)
     soft = batch.delete_mode == "soft"
-    gone = {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch, beside), **_MARKS}
+    delete_values = (
+        {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch, beside), **_MARKS}
+    )
     return "\n".join(
         [
             f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
             f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
             f"ON {' AND '.join(same_key(batch, present))}",
-            f"WHEN MATCHED AND {newer} AND {_IS_DELETE} THEN UPDATE SET {_assignments(gone)}",
+            f"WHEN MATCHED AND {newer} AND {_IS_DELETE} THEN UPDATE SET {_assignments(delete_values)}",
             f"WHEN MATCHED AND {newer} THEN UPDATE SET {_assignments({**values, **_MARKS})}",
             f"WHEN NOT MATCHED THEN INSERT {_insertion(_with_keys(batch, present, values))}",
         ]
@@ -283,19 +285,19 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
     ``location``: the table's quoted name, with the version before the merge.
     """
-    found = " AND ".join(same_key(batch, present))
+    condition = " AND ".join(same_key(batch, present))
     return (
         f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
-        f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} ON {found} "
+        f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} ON {condition} "
         f"WHERE {quote_path(SOURCE, '_seq')} <= {quote_path(TARGET, SEQUENCE_COLUMN)}"
     )
 
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     """Return the SQL values of the columns that a soft delete updates in addition to the deletion mark."""
-    known = {fold_name(name): ddl for name, ddl in present.items()}
+    columns = {fold_name(name): ddl for name, ddl in present.items()}
     return {
-        quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
+        quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], columns[fold_name(name)])
         for name in batch.on_delete
     }
 
@@ -310,10 +312,10 @@ def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[
     """Return the SQL values of an inserted row. The key is read from ``key``, because a delete has no
     ``after``.
     """
-    known = {fold_name(name): ddl for name, ddl in present.items()}
+    columns = {fold_name(name): ddl for name, ddl in present.items()}
     keys = {
         quote_identifier(column.name): _as_target(
-            quote_path(SOURCE, "key", column.name), column, known[fold_name(column.name)]
+            quote_path(SOURCE, "key", column.name), column, columns[fold_name(column.name)]
         )
         for column in batch.shape.key_columns
     }
@@ -416,24 +418,24 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     Raises:
         SchemaRefusedError: the target lacks a column of the batch.
     """
-    known = {fold_name(name): ddl for name, ddl in present.items()}
-    missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
+    columns = {fold_name(name): ddl for name, ddl in present.items()}
+    missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in columns]
     if missing:
         raise SchemaRefusedError(
             f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
     values = {
-        quote_identifier(column.name): _value(column, known[fold_name(column.name)])
+        quote_identifier(column.name): _value(column, columns[fold_name(column.name)])
         for column in batch.shape.columns
     }
     for column in batch.shape.columns if batch.keeps else ():
         name = quote_identifier(column.name)
         absent = values[name] if batch.lenient else f"raise_error({_PLACE})"
-        soft = SOFT_DELETE_COLUMN in known
+        soft = SOFT_DELETE_COLUMN in columns
         values[name] = _kept_or(values[name], column, absent, stored=stored, soft=soft)
     if (
-        SOFT_DELETE_COLUMN in known
+        SOFT_DELETE_COLUMN in columns
     ):  # also after a change back to hard deletes, because an upserted row is current
         values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
     return values
@@ -450,11 +452,11 @@ def _kept_or(value: str, column: TargetColumn, absent: str, *, stored: bool, sof
     omitted = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     if not stored:
         return f"CASE WHEN {omitted} THEN {absent} ELSE {value} END"
-    gone = quote_path(SOURCE, "_after_delete")
+    deleted = quote_path(SOURCE, "_after_delete")
     if soft:
-        gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
-    kept = quote_path(TARGET, column.name)
-    return f"CASE WHEN {omitted} AND ({gone}) THEN {absent} WHEN {omitted} THEN {kept} ELSE {value} END"
+        deleted += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
+    current = quote_path(TARGET, column.name)
+    return f"CASE WHEN {omitted} AND ({deleted}) THEN {absent} WHEN {omitted} THEN {current} ELSE {value} END"
 
 
 def _value(column: TargetColumn, ddl: str) -> str:
@@ -470,12 +472,12 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
 
     They are the equality of the keys, and the range of the batch's keys, by which Delta skips files.
     """
-    known = {fold_name(name): ddl for name, ddl in present.items()}
+    columns = {fold_name(name): ddl for name, ddl in present.items()}
     # Cast, because Spark would compare a text with a decimal as doubles, in which different long numbers are
     # equal.
     terms = [
         f"{quote_path(TARGET, column.name)} = "
-        + _as_target(quote_path(SOURCE, "key", column.name), column, known[fold_name(column.name)])
+        + _as_target(quote_path(SOURCE, "key", column.name), column, columns[fold_name(column.name)])
         for column in batch.shape.key_columns
     ]
     shard = batch.shape.shard
@@ -484,7 +486,7 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
     ):  # a literal, by which Delta skips files and ignores concurrent commits of other shards
         terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
     for name, (least, greatest) in batch.key_range.items():
-        low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
+        low, high = (range_literal(value, columns[fold_name(name)]) for value in (least, greatest))
         if low and high:
             column = quote_path(TARGET, name)
             terms.append(f"{column} >= {low} AND {column} <= {high}")
@@ -537,23 +539,23 @@ def compared(
             "A lake needs a batch with a Spark frame, but this batch has Python rows.",
             table=str(batch.shape.table),
         )
-    known = _known(batch, present)
-    types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
-    stored = None if empty else session.sql(relevant_statement(location, batch, known))
+    columns = _known(batch, present)
+    types = {column.name: columns[fold_name(column.name)] for column in batch.shape.key_columns}
+    stored = None if empty else session.sql(relevant_statement(location, batch, columns))
     frame = in_session(batch.frame, session)
-    found = difference_frame(frame, batch.shape, stored=stored, types=types, reads=batch.reads).persist()
+    difference = difference_frame(frame, batch.shape, stored=stored, types=types, reads=batch.reads).persist()
     try:
-        yield found, count(found)
+        yield difference, count(difference)
     finally:
-        found.unpersist()
+        difference.unpersist()
 
 
-def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
+def relevant_statement(location: str, batch: ReducedBatch, columns: Mapping[str, str]) -> str:
     """Return the SQL query for those stored versions of a history that a batch's events may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
-        _relevant(batch, known)
+        _relevant(batch, columns)
     )
 
 
@@ -573,8 +575,8 @@ def history_merge_statement(location: str, view: str, batch: ReducedBatch, prese
     """Return the MERGE statement that carries out operations on a history; ``view``: the view of the
     operations.
     """
-    known = _known(batch, present)
-    values = _version_values(batch, known)
+    columns = _known(batch, present)
+    values = _version_values(batch, columns)
     names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
     same = [f"{quote_path(TARGET, name)} = {quote_path(SOURCE, 'key', name)}" for name in names]
     times = {name: value for name, value in values.items() if name in _times(_names(batch))}
@@ -582,7 +584,7 @@ def history_merge_statement(location: str, view: str, batch: ReducedBatch, prese
         [
             f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
             f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
-            f"ON {' AND '.join([*same, *_relevant(batch, known)])}",
+            f"ON {' AND '.join([*same, *_relevant(batch, columns)])}",
             f"WHEN MATCHED AND {_op()} = 'forget' THEN DELETE",
             f"WHEN MATCHED AND {_op()} = 'end' THEN UPDATE SET {_set(times)}",
             f"WHEN MATCHED THEN UPDATE SET {_set(values)}",
@@ -611,14 +613,14 @@ def history_result(
     return counts.result(version)
 
 
-def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
+def _relevant(batch: ReducedBatch, columns: Mapping[str, str]) -> list[str]:
     """Return SQL conditions that select the stored rows that a batch may change, by their end and
     key range.
     """
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():
-        low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
+        low, high = (range_literal(value, columns[fold_name(name)]) for value in (least, greatest))
         if low and high:
             column = quote_path(TARGET, name)
             terms.append(f"{column} >= {low} AND {column} <= {high}")
@@ -631,23 +633,23 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     Raises:
         SchemaRefusedError: the target lacks a column of the history.
     """
-    known = {fold_name(name): ddl for name, ddl in present.items()}
+    columns = {fold_name(name): ddl for name, ddl in present.items()}
     wanted = history_shape(batch.shape, _names(batch)).columns
-    missing = [column.name for column in wanted if fold_name(column.name) not in known]
+    missing = [column.name for column in wanted if fold_name(column.name) not in columns]
     if missing:
         raise SchemaRefusedError(
             f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
-    return known
+    return columns
 
 
-def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
+def _version_values(batch: ReducedBatch, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the SQL values of a history row to write, one for each column of the table."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)
-        ddl = known[fold_name(column.name)]
+        ddl = columns[fold_name(column.name)]
         cast = not column.key and ddl != column.spark
         values[quote_identifier(column.name)] = f"CAST({source} AS {ddl})" if cast else source
     return {**values, **_times(_names(batch)), _IS_READ: quote_path(SOURCE, "_read")}

@@ -68,7 +68,9 @@ def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None
         pa.int64(),
         pa.int32(),
     )
-    return pa.struct([field_of(name, kind, at) for (name, at), kind in zip(members, types, strict=True)])
+    return pa.struct(
+        [field_of(name, kind, field_id) for (name, field_id), kind in zip(members, types, strict=True)]
+    )
 
 
 class FileColumn(NamedTuple):
@@ -98,7 +100,7 @@ class FileColumn(NamedTuple):
         if not pa.types.is_struct(self.type):
             return values.cast(self.type)
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        members = [one.cast(field.type) for one, field in zip(whole.flatten(), self.type, strict=True)]
+        members = [member.cast(field.type) for member, field in zip(whole.flatten(), self.type, strict=True)]
         return pa.StructArray.from_arrays(members, fields=[*self.type], mask=whole.is_null())
 
 
@@ -154,8 +156,8 @@ class RowRules:
     @property
     def fields(self) -> list[str]:
         """The columns that tasks read of a payload, which is an Arrow IPC stream of a batch's rows."""
-        kept = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
-        return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
+        extra = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
+        return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *extra]
 
     def stored_columns(self, columns: Sequence[FileColumn], kept: Collection[str]) -> tuple[FileColumn, ...]:
         """Return the columns whose stored values the batch needs; ``kept``: columns that some rows omit."""
@@ -172,8 +174,8 @@ class RowRules:
 
     def omitted(self, rows: pa.Table) -> list[str]:
         """Return the columns whose value at least one of the rows omits."""
-        found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
-        return found
+        names: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
+        return names
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
         """Return the keys to upsert and the keys to delete, for the tasks that search for stored rows.
@@ -183,16 +185,16 @@ class RowRules:
         Raises:
             TargetError: a key column has no value.
         """
-        found = keys_of(rows, columns)
+        table = keys_of(rows, columns)
         if self.sequenced:
-            found = found.append_column(SEQUENCE_COLUMN, rows["_seq"])
+            table = table.append_column(SEQUENCE_COLUMN, rows["_seq"])
         if self.soft or self.keeps:
             needs = pc.equal(rows["_op"], DELETE) if self.soft else pa.array(np.zeros(len(rows), bool))
             if self.keeps:
                 lengths = pc.fill_null(pc.list_value_length(rows["_kept"]), 0)
                 needs = pc.or_(needs, pc.greater(lengths, 0))
-            found = found.append_column(NEEDS_STORED, needs)
-        upserts, deletes = (found.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
+            table = table.append_column(NEEDS_STORED, needs)
+        upserts, deletes = (table.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
         return upserts, deletes
 
     def written(
@@ -206,19 +208,21 @@ class RowRules:
             ValueNotStoredError: a row omits a value that the table does not have.
             TargetError: a row has no value in a NOT NULL column.
         """
-        at, known = np.full(rows.num_rows, -1), None if stored is None else StoredRows(*stored)
-        if known is not None:
+        indexes, stored_rows = np.full(rows.num_rows, -1), None if stored is None else StoredRows(*stored)
+        if stored_rows is not None:
             keys = keys_of(rows, columns)
-            fresh = pa.array(matched(keys, known.stale) < 0)
+            fresh = pa.array(matched(keys, stored_rows.stale) < 0)
             rows, keys = rows.filter(fresh), keys.filter(fresh)
-            at = matched(keys, known.rows.select(keys.column_names))
+            indexes = matched(keys, stored_rows.rows.select(keys.column_names))
         deletes = _mask(pc.equal(rows["_op"], DELETE))
         if not self.sequenced:
-            wanted = ~deletes | (self.soft & (at >= 0))
+            wanted = ~deletes | (self.soft & (indexes >= 0))
             if not wanted.all():
-                rows, at, deletes = rows.filter(pa.array(wanted)), at[wanted], deletes[wanted]
-        found = self._found(rows, at, deletes, columns, None if known is None else known.rows)
-        arrays = [found.values(column) for column in columns]
+                rows, indexes, deletes = rows.filter(pa.array(wanted)), indexes[wanted], deletes[wanted]
+        found_rows = self._found(
+            rows, indexes, deletes, columns, None if stored_rows is None else stored_rows.rows
+        )
+        arrays = [found_rows.values(column) for column in columns]
         for column, values in zip(columns, arrays, strict=True):
             check_values(column, values)
         return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
@@ -226,18 +230,18 @@ class RowRules:
     def _found(
         self,
         rows: pa.Table,
-        at: Places,
+        indexes: Places,
         deletes: Mask,
         columns: Sequence[FileColumn],
         stored: pa.Table | None,
     ) -> _Found:
-        kept = at >= 0
+        has_stored = indexes >= 0
         if self.keeps:
-            kept &= ~_mask(rows["_after_delete"])
+            has_stored &= ~_mask(rows["_after_delete"])
             marked = next((column.name for column in columns if column.source == SOFT_DELETE_COLUMN), None)
             if stored is not None and marked in stored.column_names:  # missing if no stored row was found
-                kept &= ~_mask(_taken(stored[marked], at))
-        return _Found(rows, at, deletes, kept, stored, self)
+                has_stored &= ~_mask(_taken(stored[marked], indexes))
+        return _Found(rows, indexes, deletes, has_stored, stored, self)
 
 
 class _Found(NamedTuple):
@@ -282,18 +286,18 @@ class _Found(NamedTuple):
 
     def _omitted(self, name: str) -> Mask:
         """Return a mask of the rows that omit the value of a column."""
-        found = np.zeros(self.rows.num_rows, bool)
+        mask = np.zeros(self.rows.num_rows, bool)
         if self.rules.keeps:
             names = self.rows["_kept"].combine_chunks()
             here = _mask(pc.equal(pc.list_flatten(names), name))
-            found[pc.list_parent_indices(names).to_numpy()[here]] = True
-        return found
+            mask[pc.list_parent_indices(names).to_numpy()[here]] = True
+        return mask
 
     def _not_stored(self, row: int) -> ValueNotStoredError:
         """Return the error for a row that omits a value which no stored row has."""
         names = ", ".join(self.rows["_kept"][row].as_py())
-        place = {name.removeprefix("_"): self.rows[name][row].as_py() for name in PLACE_COLUMNS}
-        return ValueNotStoredError(NOT_STORED.format(columns=names), **place)
+        context = {name.removeprefix("_"): self.rows[name][row].as_py() for name in PLACE_COLUMNS}
+        return ValueNotStoredError(NOT_STORED.format(columns=names), **context)
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
@@ -306,8 +310,8 @@ def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
     order = np.zeros(len(ours), np.int8)
     for one, other in zip(_numbers(ours, longest), _numbers(stored, longest), strict=True):
         order = np.where(order == 0, (one > other).astype(np.int8) - (one < other), order)
-    found: Mask = (order > 0) | ~_mask(stored.is_valid())
-    return found
+    mask: Mask = (order > 0) | ~_mask(stored.is_valid())
+    return mask
 
 
 def _longest(positions: pa.StructArray) -> int:
@@ -324,18 +328,18 @@ def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[An
     source, *others = positions.flatten()
     starts, counts = source.offsets.to_numpy()[:-1], _integers(pc.list_value_length(source))
     values = _integers(source.values)
-    for at in range(longest):
-        there = at < counts
+    for index in range(longest):
+        there = index < counts
         number = np.full(len(there), -1)
-        number[there] = values[(starts + at)[there]]
+        number[there] = values[(starts + index)[there]]
         yield from (there, number)
     yield from map(_integers, others)
 
 
 def _integers(numbers: pa.Array) -> Places:
     """Convert an Arrow array of non-negative integers to numpy numbers, with -1 for null."""
-    found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
-    return found
+    values: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
+    return values
 
 
 def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
@@ -365,8 +369,8 @@ def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
 
 def _mask(flags: pa.Array) -> Mask:
     """Convert an Arrow array of booleans to a numpy mask, with False for null."""
-    found: Mask = np.asarray(pc.fill_null(flags, False), bool)
-    return found
+    mask: Mask = np.asarray(pc.fill_null(flags, False), bool)
+    return mask
 
 
 def matched(rows: pa.Table, keys: pa.Table) -> Places:
@@ -375,8 +379,8 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
     Raises:
         AccountingError: ``keys`` has a key twice.
     """
-    at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
-    known = of[:1]
+    row_codes, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
+    distinct = of[:1]
     for name in keys.column_names:
         # Files of earlier versions may contain -0.0, or another NaN.
         stored, wanted = canonical_floats(rows[name]), canonical_floats(keys[name])
@@ -384,42 +388,46 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
         theirs, own = codes(stored, values), codes(wanted, values)
         if keys.num_columns == 1 and len(values) == keys.num_rows:
             return theirs
-        known, of = np.unique(of * len(values) + own, return_inverse=True)
-        both = np.where((at >= 0) & (theirs >= 0), at * len(values) + theirs, -1)
-        place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
-        at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
-    if len(known) != keys.num_rows:
+        distinct, of = np.unique(of * len(values) + own, return_inverse=True)
+        both = np.where((row_codes >= 0) & (theirs >= 0), row_codes * len(values) + theirs, -1)
+        positions = np.minimum(np.searchsorted(distinct, both), max(0, len(distinct) - 1))
+        row_codes = (
+            np.where(distinct[positions] == both, positions, -1)
+            if len(distinct)
+            else np.full(rows.num_rows, -1)
+        )
+    if len(distinct) != keys.num_rows:
         raise AccountingError("A batch has one key twice. Nothing was committed. Report this with the log.")
-    number = np.empty(len(known), np.int64)
-    number[of] = np.arange(len(known))
-    return np.where(at >= 0, number[at], -1) if len(known) else at
+    number = np.empty(len(distinct), np.int64)
+    number[of] = np.arange(len(distinct))
+    return np.where(row_codes >= 0, number[row_codes], -1) if len(distinct) else row_codes
 
 
 def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
     """Number rows by their content: rows that are equal in all columns, including NULLs, get the same
     number.
     """
-    found = np.zeros(rows, np.int64)
+    numbers = np.zeros(rows, np.int64)
     for values in columns:
         encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
-        both = found * len(encoded.dictionary) + encoded.indices.to_numpy()
-        found = np.unique(both, return_inverse=True)[1]
-    return found
+        both = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        numbers = np.unique(both, return_inverse=True)[1]
+    return numbers
 
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
     """Return, for each value, its index in ``distinct``, or -1 if it is not there."""
     if not _is_sparse(values, distinct):
         return _looked_up(values, distinct)
-    found = np.full(len(values), -1, np.int64)
+    indexes = np.full(len(values), -1, np.int64)
     likely = np.flatnonzero(_may_be_among(values, distinct))
-    found[likely] = _looked_up(values.take(pa.array(likely)), distinct)
-    return found
+    indexes[likely] = _looked_up(values.take(pa.array(likely)), distinct)
+    return indexes
 
 
 def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
-    return found.astype(np.int64)
+    indexes: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
+    return indexes.astype(np.int64)
 
 
 def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
@@ -447,8 +455,8 @@ def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
     ratio.
     """
     numbers = values.cast(pa.int64()).to_numpy().view(np.uint64)
-    found: npt.NDArray[np.uint64] = (numbers * _GOLDEN) >> np.uint64(64 - bits)
-    return found
+    hashes: npt.NDArray[np.uint64] = (numbers * _GOLDEN) >> np.uint64(64 - bits)
+    return hashes
 
 
 # Partitions. A new file belongs to one of them.

@@ -241,8 +241,8 @@ def _key(location: str) -> str:
 
 def _code(exc: Exception) -> str:
     """Return S3's error code in the text of a pyarrow error. The whole text may contain secrets."""
-    found = _AWS_CODE.search(str(exc))
-    return f"S3 error {found[1]}" if found else type(exc).__name__
+    match = _AWS_CODE.search(str(exc))
+    return f"S3 error {match[1]}" if match else type(exc).__name__
 
 
 @contextmanager
@@ -255,8 +255,8 @@ def _reported(location: str) -> Iterator[None]:
             f"{location} does not exist. Another program may have removed it."
         ) from None
     except OSError as exc:
-        found = _AWS_CODE.search(str(exc))
-        if found and found[1] in _FOR_GOOD:
+        match = _AWS_CODE.search(str(exc))
+        if match and match[1] in _FOR_GOOD:
             raise TargetError(
                 f"Python cannot use {location} ({_code(exc)}). Check that the worker's credentials may read "
                 "and "

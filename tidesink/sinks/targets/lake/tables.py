@@ -41,8 +41,8 @@ def table_path(root: str, template: str, table: TableId) -> str:
     """Return the path of a source table's target table under ``root``, by a template like
     ``{schema}/{table}``.
     """
-    place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
-    return f"{root.rstrip('/')}/{place}"
+    relative_path = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
+    return f"{root.rstrip('/')}/{relative_path}"
 
 
 def table_names(template: str, table: TableId) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def try_path(path: str, *, setting: str = "target.path") -> str:
         return f"{path} is not checked here: the worker opens {scheme} through Spark when it starts"
     root = Path(unquote(urlsplit(path).path) if scheme else path)
     try:
-        there = next(place for place in (root, *root.parents) if place.exists())
-        tables = sum(1 for place in there.iterdir() if place.is_dir())
+        there = next(folder for folder in (root, *root.parents) if folder.exists())
+        tables = sum(1 for entry in there.iterdir() if entry.is_dir())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"tidesink")
     except OSError as error:
@@ -163,9 +163,9 @@ def check_names(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     names = {fold(name): name for name in there}
     for name in columns:
         names.setdefault(fold(name), name)
-    found: dict[str, str] = {}
+    spark_names: dict[str, str] = {}
     for name in names.values():
-        other = found.setdefault(_spark_name(name), name)
+        other = spark_names.setdefault(_spark_name(name), name)
         if other != name:
             raise SchemaRefusedError(
                 f"The columns {other} and {name} have the same upper case, so they are the same column in "

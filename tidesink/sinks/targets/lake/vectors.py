@@ -38,10 +38,10 @@ def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str)
         FileRefusedError: the length or the checksum does not match the table's metadata.
     """
     with storage.reading(path) as file:
-        found = file.read_at(size, offset)
-    data: bytes = found[4:-4]
+        frame = file.read_at(size, offset)
+    data: bytes = frame[4:-4]
     ends = struct.pack(">i", size - FRAME_BYTES), struct.pack(">I", zlib.crc32(data))
-    if (found[:4], found[-4:]) != ends:
+    if (frame[:4], frame[-4:]) != ends:
         raise FileRefusedError(f"the deletion vector in {path} does not match the table's metadata", url=of)
     return data
 
@@ -84,8 +84,8 @@ def roaring_array(positions: Places) -> bytes:
 def _bitmap(values: Places) -> bytes:
     keys, starts = np.unique(values >> 16, return_index=True)
     lows = np.split((values & 0xFFFF).astype("<u2"), starts[1:])
-    containers = [_container(one) for one in lows]
-    head = np.stack([keys, [len(one) - 1 for one in lows]], axis=1).astype("<u2").tobytes()
+    containers = [_container(low) for low in lows]
+    head = np.stack([keys, [len(low) - 1 for low in lows]], axis=1).astype("<u2").tobytes()
     sizes = np.cumsum([8 + 8 * len(keys), *map(len, containers)])[:-1].astype("<u4").tobytes()
     return b"".join([struct.pack("<II", _WITHOUT_RUNS, len(keys)), head, sizes, *containers])
 
@@ -102,35 +102,37 @@ def _bitmaps(data: bytes, of: str) -> Iterator[Places]:
     magic, bitmaps = struct.unpack_from("<iq", data)
     if magic != _ARRAY_MAGIC:
         raise FileRefusedError(f"a deletion vector has the unknown layout {magic}", url=of)
-    at = 12
+    position = 12
     for _ in range(bitmaps):
-        (high,) = struct.unpack_from("<i", data, at)
-        at += 4
-        (cookie,) = struct.unpack_from("<I", data, at)
+        (high,) = struct.unpack_from("<i", data, position)
+        position += 4
+        (cookie,) = struct.unpack_from("<I", data, position)
         runs = np.empty(0, bool)
         if cookie & 0xFFFF == _WITH_RUNS:
-            count, at = (cookie >> 16) + 1, at + 4
+            count, position = (cookie >> 16) + 1, position + 4
             size = (count + 7) // 8
-            runs = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little").astype(bool)
-            at += size
+            runs = np.unpackbits(np.frombuffer(data, np.uint8, size, position), bitorder="little").astype(
+                bool
+            )
+            position += size
         else:
-            count, at = struct.unpack_from("<I", data, at + 4)[0], at + 8
+            count, position = struct.unpack_from("<I", data, position + 4)[0], position + 8
             runs = np.zeros(count, bool)
-        heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.int64)
+        heads = np.frombuffer(data, "<u2", 2 * count, position).reshape(count, 2).astype(np.int64)
         # Skip the containers' offsets: the containers follow each other.
-        at += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
+        position += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
         for (key, less), is_run in zip(heads, runs, strict=False):
-            lows, at = _lows(data, at, int(less) + 1, is_run=bool(is_run))
+            lows, position = _lows(data, position, int(less) + 1, is_run=bool(is_run))
             yield (high << 32) + (int(key) << 16) + lows.astype(np.int64)
 
 
-def _lows(data: bytes, at: int, count: int, *, is_run: bool) -> tuple[_Lows, int]:
+def _lows(data: bytes, position: int, count: int, *, is_run: bool) -> tuple[_Lows, int]:
     if is_run:
-        (runs,) = struct.unpack_from("<H", data, at)
-        pairs = np.frombuffer(data, "<u2", 2 * runs, at + 2).reshape(runs, 2).astype(np.int64)
+        (runs,) = struct.unpack_from("<H", data, position)
+        pairs = np.frombuffer(data, "<u2", 2 * runs, position + 2).reshape(runs, 2).astype(np.int64)
         spans = [np.arange(first, first + more + 1) for first, more in pairs]
-        return np.concatenate(spans).astype(np.uint16), at + 2 + 4 * runs
+        return np.concatenate(spans).astype(np.uint16), position + 2 + 4 * runs
     if count <= _MOST_LISTED:
-        return np.frombuffer(data, "<u2", count, at), at + 2 * count
-    bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
-    return np.flatnonzero(bits).astype(np.uint16), at + 8192
+        return np.frombuffer(data, "<u2", count, position), position + 2 * count
+    bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, position), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint16), position + 8192

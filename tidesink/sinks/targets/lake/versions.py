@@ -112,7 +112,7 @@ class VersionRules:
     def stored_columns(self, columns: Sequence[FileColumn], _kept: Collection[str]) -> tuple[FileColumn, ...]:
         """Return the columns whose stored values are copied when a version is written again with its end."""
         own = {*self.names.own} - {READ_COLUMN}
-        return tuple(one for one in columns if not one.key and one.source not in own)
+        return tuple(column for column in columns if not column.key and column.source not in own)
 
     def omitted(self, _rows: pa.Table) -> list[str]:
         """Return an empty list, because the events of a history omit no values."""
@@ -126,8 +126,8 @@ class VersionRules:
         """
         writes = np.asarray(pc.equal(rows["_op"], UPSERT))
         kinds = np.where(writes, _READ if self.reads else _WRITE, _DELETE)
-        found = _events_of(rows, columns).append_column(_KIND, pa.array(kinds))
-        return found, found.slice(0, 0)
+        events = _events_of(rows, columns).append_column(_KIND, pa.array(kinds))
+        return events, events.slice(0, 0)
 
     def written(
         self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None
@@ -144,29 +144,29 @@ class VersionRules:
         assert stored is not None  # noqa: S101  (``compares``)
         written, again = stored
         events = _events_of(rows, columns)
-        at = matched(events, written.select(events.column_names))
-        makes = pa.array(at >= 0)
-        new, ends = rows.filter(makes), written[TO_COLUMN].take(pa.array(at[at >= 0]))
+        indexes = matched(events, written.select(events.column_names))
+        makes = pa.array(indexes >= 0)
+        new, ends = rows.filter(makes), written[TO_COLUMN].take(pa.array(indexes[indexes >= 0]))
 
         def sent(column: FileColumn) -> pa.Array:
             if column.source == READ_COLUMN:
                 return pa.repeat(self.reads, len(new))
             return column.cast(pc.struct_field(new["key" if column.key else "after"], [column.source]))
 
-        found = self._versions(columns, new[COMMIT_TS], ends, sent)
+        versions = self._versions(columns, new[COMMIT_TS], ends, sent)
         by = again.select([*events.column_names[:-1], CHANGED_BY]).rename_columns(events.column_names)
         mine = again.filter(pa.array(matched(by, events) >= 0))
-        return pa.concat_tables([found, self.changed(columns, mine)])
+        return pa.concat_tables([versions, self.changed(columns, mine)])
 
     def changed(self, columns: Sequence[FileColumn], stored: pa.Table) -> pa.Table:
         """Return stored versions as rows to write to files; ``stored``: their values with the new ends."""
         names = stored.column_names
 
         def kept(column: FileColumn) -> pa.Array:
-            found = stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
+            values = stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
             # A delete marker that takes the place of a version's end has no stored row of its own.
             is_known = column.source == READ_COLUMN and _BEGAN_READ in names
-            return pc.coalesce(found, stored[_BEGAN_READ]) if is_known else found
+            return pc.coalesce(values, stored[_BEGAN_READ]) if is_known else values
 
         return self._versions(columns, stored[FROM_COLUMN], stored[TO_COLUMN], kept)
 
@@ -184,9 +184,11 @@ class VersionRules:
             self.names.valid_to: _microseconds(end),
             self.names.current: pc.is_null(end),
         }
-        arrays = [one.cast(own[one.source]) if one.source in own else values(one) for one in columns]
-        for column, found in zip(columns, arrays, strict=True):
-            check_values(column, found)
+        arrays = [
+            field.cast(own[field.source]) if field.source in own else values(field) for field in columns
+        ]
+        for column, array in zip(columns, arrays, strict=True):
+            check_values(column, array)
         return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
 
 
@@ -232,14 +234,14 @@ class Spans(NamedTuple):
     @property
     def mark(self) -> Mask:
         """A mask of the stored rows that are delete markers, which end when they begin."""
-        found: Mask = self.begin == self.end
-        return found
+        mask: Mask = self.begin == self.end
+        return mask
 
     @property
     def kinds(self) -> Places:
         """The kind of the event that each span begins with: a read, a delete or a write."""
-        found: Places = np.where(self.mark, _DELETE, np.where(self.read, _READ, _WRITE))
-        return found
+        kind: Places = np.where(self.mark, _DELETE, np.where(self.read, _READ, _WRITE))
+        return kind
 
     def filtered(self, wanted: Mask) -> Spans:
         """Return the spans that the mask ``wanted`` selects."""
@@ -271,15 +273,15 @@ class Events:
         number = numbered([canonical_floats(events[name]) for name in names], events.num_rows)
         firsts = np.unique(number, return_index=True)[1]
         self.keys = events.select(names).take(pa.array(firsts))
-        at, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
-        order = np.lexsort((at, number))
+        commit_ts, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
+        order = np.lexsort((commit_ts, number))
         # One more entry that belongs to no key, for searches that find no event.
         self._key = np.append(number[order], NO_MOMENT)
-        self._at = np.append(at[order], NO_MOMENT)
+        self._at = np.append(commit_ts[order], NO_MOMENT)
         self._writes = np.append(kinds[order] == _WRITE, False)
         self._are_reads = bool((kinds == _READ).any())
-        self._moments = np.unique(at)
-        self._places = self._place(number[order], at[order], "left")
+        self._moments = np.unique(commit_ts)
+        self._places = self._place(number[order], commit_ts[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
         """Return how the batch's events change stored rows of a history.
@@ -311,19 +313,19 @@ class Events:
         mark = np.where(replaced, spans.begin, np.where(self._writes[before], self._at[before], NO_MOMENT))
         return Near(near, np.where(spans.mark, mark, version), goes)
 
-    def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
+    def _place(self, keys: Places, commit_ts: Places, side: Literal["left", "right"]) -> Places:
         """Convert pairs of key and commit_ts to numbers that sort in the same order.
 
         ``side``: ``right`` for numbers that sort after all events at their commit_ts; ``left`` for numbers
         that do not.
         """
-        found: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, at, side)
-        return found
+        numbers: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, commit_ts, side)
+        return numbers
 
     def _of(self, keys: Places, events: Places) -> Places:
         """Return the indexes ``events``, with -1 for an event whose key differs from the one in ``keys``."""
-        found: Places = np.where(self._key[events] == keys, events, -1)
-        return found
+        indexes: Places = np.where(self._key[events] == keys, events, -1)
+        return indexes
 
 
 class Changes(NamedTuple):
@@ -374,37 +376,40 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
         )
     sent = moments.greatest(of_event, events[_KIND].to_numpy())
     held = moments.greatest(of_begin, spans.kinds)
-    known = np.maximum(held, moments.greatest(of_end, np.full(len(of_end), _DELETE)))
-    kind = np.maximum(sent, known)
+    recorded = np.maximum(held, moments.greatest(of_end, np.full(len(of_end), _DELETE)))
+    kind = np.maximum(sent, recorded)
     counts = (kind != _READ) | moments.first
     following, last = moments.beside(counts)
     version, deletes = counts & (kind != _DELETE), kind == _DELETE
     before = version[last] & (last != NO_MOMENT)
-    begins, ends = version & (known != kind), version & (known == kind)
+    begins, ends = version & (recorded != kind), version & (recorded == kind)
     ends &= moments.greatest(of_begin, end) != following
     marks, forgets = deletes & ~before & (held != _DELETE), (held != NO_MOMENT) & (deletes & before | ~counts)
-    gone = (begins | marks | forgets)[of_begin]
-    kept = mark & ~gone & (by != NO_MOMENT)
+    removed = (begins | marks | forgets)[of_begin]
+    kept_marks = mark & ~removed & (by != NO_MOMENT)
     ended_by = np.where(ends, following, NO_MOMENT)[of_begin]
-    if (ended_by != by)[~mark & ~gone].any() or (by == NO_MOMENT)[gone].any():
+    if (ended_by != by)[~mark & ~removed].any() or (by == NO_MOMENT)[removed].any():
         raise NotAsFilesError("the table has versions of one key that overlap")
     to = np.where(begins, following, moments.at)[of_event]
     written = events.select([*names, COMMIT_TS]).append_column(TO_COLUMN, _optional(to))
     bare = marks[of_end] & (sent[of_end] == NO_MOMENT)
-    changed = kept | (~mark & ~gone & (by != NO_MOMENT) & (not ended))
+    changed = kept_marks | (~mark & ~removed & (by != NO_MOMENT) & (not ended))
     final = spans._replace(end=np.where(mark, end, by))
     ends_of = Spans(end[closed], end[closed], np.zeros(closed.sum(), bool))
     again = [
         spans_of(stored, final, by, changed),
         spans_of(stored.select(names).filter(pa.array(closed)), ends_of, by[closed], bare),
     ]
-    deleted, stale = (sent == _DELETE) & (known < sent), (sent != NO_MOMENT) & ((known >= sent) | ~counts)
+    deleted, stale = (
+        (sent == _DELETE) & (recorded < sent),
+        (sent != NO_MOMENT) & ((recorded >= sent) | ~counts),
+    )
     replaced = (begins | marks) & (held != NO_MOMENT)
-    sums = (begins, replaced, ends, marks, forgets, deleted & before, deleted & ~before, stale, kept)
+    sums = (begins, replaced, ends, marks, forgets, deleted & before, deleted & ~before, stale, kept_marks)
     return Changes(
         written.filter(pa.array((begins | marks)[of_event])),
         pa.concat_tables(again, promote_options="default"),
-        Counts(*(int(one.sum()) for one in sums)),
+        Counts(*(int(mask.sum()) for mask in sums)),
     )
 
 
@@ -416,13 +421,13 @@ class _Moments:
     ``first``: True for the first moment of a key.
     """
 
-    def __init__(self, keys: Places, at: Places) -> None:
-        order = np.lexsort((at, keys))
-        keys, at = keys[order], at[order]
-        distinct = np.append(True, (keys[1:] != keys[:-1]) | (at[1:] != at[:-1]))
+    def __init__(self, keys: Places, commit_ts: Places) -> None:
+        order = np.lexsort((commit_ts, keys))
+        keys, commit_ts = keys[order], commit_ts[order]
+        distinct = np.append(True, (keys[1:] != keys[:-1]) | (commit_ts[1:] != commit_ts[:-1]))
         self.numbers = np.empty(len(order), np.int64)
         self.numbers[order] = np.cumsum(distinct) - 1
-        self._keys, self.at = keys[distinct], at[distinct]
+        self._keys, self.at = keys[distinct], commit_ts[distinct]
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
@@ -437,9 +442,9 @@ class _Moments:
         following = np.append(np.where(counted, numbers, counts), [counts])
         following = np.minimum.accumulate(following[::-1])[::-1][1:]
         last = np.maximum.accumulate(np.append([NO_MOMENT], np.where(counted, numbers, NO_MOMENT)))[:-1]
-        keys, at = np.append(self._keys, NO_MOMENT), np.append(self.at, NO_MOMENT)
+        keys, commit_ts = np.append(self._keys, NO_MOMENT), np.append(self.at, NO_MOMENT)
         return (
-            np.where(keys[following] == self._keys, at[following], NO_MOMENT),
+            np.where(keys[following] == self._keys, commit_ts[following], NO_MOMENT),
             np.where(keys[last] == self._keys, last, NO_MOMENT),
         )
 
@@ -448,9 +453,9 @@ class _Moments:
 
         ``moments``: index of the moment of each value.
         """
-        found = np.full(len(self.at), -1)
-        np.maximum.at(found, moments, values.astype(np.int64))
-        return found
+        maxima = np.full(len(self.at), -1)
+        np.maximum.at(maxima, moments, values.astype(np.int64))
+        return maxima
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
@@ -463,16 +468,16 @@ def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table
         _BEGAN_READ: pa.array(spans.read),
         CHANGED_BY: _optional(by),
     }
-    found = rows.drop_columns([name for name in columns if name in rows.column_names])
+    table = rows.drop_columns([name for name in columns if name in rows.column_names])
     for name, values in columns.items():
-        found = found.append_column(name, values)
-    return found.filter(pa.array(wanted))
+        table = table.append_column(name, values)
+    return table.filter(pa.array(wanted))
 
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
     """Convert an Arrow column of commit timestamps to numpy numbers, with -1 for null."""
-    found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
-    return found
+    numbers: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
+    return numbers
 
 
 def _optional(moments: Places) -> pa.Array:

@@ -121,14 +121,14 @@ def natives_of(present: Mapping[str, str], shape: TargetSchema, database: Databa
     A native type is a type that the user chose and tidesink would not create itself, such as ``uuid``.
     """
     fold = folding(present, (column.name for column in shape.columns))
-    there = {fold(name): found for name, found in present.items()}
-    found = {}
-    for at, column in enumerate(shape.columns):
-        kept = there.get(fold(column.name))
-        fit = None if kept is None else native_of(column, kept, database)
+    there = {fold(name): column_type for name, column_type in present.items()}
+    natives = {}
+    for index, column in enumerate(shape.columns):
+        present_type = there.get(fold(column.name))
+        fit = None if present_type is None else native_of(column, present_type, database)
         if isinstance(fit, Native):
-            found[at] = fit
-    return found
+            natives[index] = fit
+    return natives
 
 
 def plan_columns(
@@ -147,11 +147,11 @@ def plan_columns(
     fold = folding(present, (column.name for column in shape.columns))
     columns = {fold(column.name): column for column in shape.columns}
     fits = {
-        name: native_of(columns[fold(name)], found, database)
-        for name, found in present.items()
+        name: native_of(columns[fold(name)], column_type, database)
+        for name, column_type in present.items()
         if fold(name) in columns
     }
-    own = {name: found for name, found in present.items() if fits.get(name) is None}
+    own = {name: column_type for name, column_type in present.items() if fits.get(name) is None}
     plan = _plan_own(own, without(shape, present.keys() - own.keys()), database)
     wider = {name: fit.wanted for name, fit in fits.items() if isinstance(fit, Wider)}
     return SqlEvolution(plan.added, {**plan.widened, **wider})
@@ -160,21 +160,23 @@ def plan_columns(
 def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Database) -> SqlEvolution:
     """Plan the changes of columns, except columns with a type that the user chose (``natives_of``)."""
     fold = folding(present, (column.name for column in shape.columns))
-    there = {fold(name): found for name, found in present.items()}
+    there = {fold(name): column_type for name, column_type in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
     wanted = {name: wanted_type(c, shape, database, there.get(name)) for name, c in columns.items()}
     as_spark = {
-        name: columns[fold(name)].spark if wanted.get(fold(name)) == found else spark_of(found, database)
-        for name, found in present.items()
+        name: columns[fold(name)].spark
+        if wanted.get(fold(name)) == column_type
+        else spark_of(column_type, database)
+        for name, column_type in present.items()
     }
     plan = plan_evolution(as_spark, shape)
     widened = {name: of_spark(ddl, database) for name, ddl in plan.widened.items()}
-    for name, found in present.items():
+    for name, column_type in present.items():
         column = columns.get(fold(name))
-        if column is None or name in widened or wanted[fold(name)] == found:
+        if column is None or name in widened or wanted[fold(name)] == column_type:
             continue
-        wider = _wider(found, wanted[fold(name)], column, database)
-        if wider != found:
+        wider = _wider(column_type, wanted[fold(name)], column, database)
+        if wider != column_type:
             widened[name] = wider
     added = tuple((column, wanted[fold(column.name)]) for column in plan.added)
     return SqlEvolution(added, widened)

@@ -80,8 +80,8 @@ class Gathered:
             fold = folding(present, (column.name for column in shape.columns))
             keys = {fold(column.name): column.key for column in shape.columns}
             columns = [
-                (name, plain_type(found), keys[fold(name)], "")
-                for name, found in present.items()
+                (name, plain_type(column_type), keys[fold(name)], "")
+                for name, column_type in present.items()
                 if fold(name) in keys
             ]
             mark = OF_SPARK[self._dialect.database]["boolean"]
@@ -115,10 +115,12 @@ class Gathered:
         defaults, _ = default_literals(plan.added, shape)
         added = {
             column.name: (
-                found,
-                self._dialect.literal(defaults[column.name], found) if column.name in defaults else None,
+                column_type,
+                self._dialect.literal(defaults[column.name], column_type)
+                if column.name in defaults
+                else None,
             )
-            for column, found in plan.added
+            for column, column_type in plan.added
         }
         keys = frozenset(fold_name(key) for key in shape.keys)
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
@@ -179,8 +181,8 @@ class Gathered:
         asked = tuple(columns)
         fold = folding(self._present, asked)
         own = {fold(name): (self._dialect.quote(name), kind) for name, kind in self._present.items()}
-        found = (own.get(fold(name)) for name in asked)
-        texts = ", ".join("NULL" if one is None else self._dialect.text_of(*one) for one in found)
+        selected = (own.get(fold(name)) for name in asked)
+        texts = ", ".join("NULL" if column is None else self._dialect.text_of(*column) for column in selected)
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
@@ -207,11 +209,16 @@ class Gathered:
         fold = folding(present, self._present, (column.name for column in shape.columns))
         stored = {fold(name): quote(name) for name in present}
         own = {fold(name): quote(name) for name in self._present}
-        found = [one for one in shape.columns if fold(one.name) in stored.keys() & own.keys()]
+        shared = [
+            shape_column
+            for shape_column in shape.columns
+            if fold(shape_column.name) in stored.keys() & own.keys()
+        ]
         columns = tuple(
-            MergeColumn(stored[fold(one.name)], f"c{at}", one.key) for at, one in enumerate(found)
+            MergeColumn(stored[fold(shape_column.name)], f"c{index}", shape_column.key)
+            for index, shape_column in enumerate(shared)
         )
-        values = {f"c{at}": own[fold(one.name)] for at, one in enumerate(found)}
+        values = {f"c{index}": own[fold(shape_column.name)] for index, shape_column in enumerate(shared)}
         values |= {ATTEMPT: "0", IS_DELETE: f"CASE WHEN {self._mark} THEN 1 ELSE 0 END"}
         named = ", ".join(f"{value} AS {name}" for name, value in values.items())
         return Merge(
@@ -267,14 +274,14 @@ class ExcludedTables:
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
         """Add a row for each of these source tables, which the last cut does not include."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
-        for one in sorted(tables):
-            cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
+        for table in sorted(tables):
+            cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *table))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
         """Remove the rows of these source tables, because the cut of this transaction includes them."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
-        for one in sorted(tables):
-            cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))
+        for table in sorted(tables):
+            cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *table))
 
     @property
     def _location(self) -> str:
@@ -306,8 +313,8 @@ class SqlCuts:
                 return None
             where = "WHERE pipeline = %s"
             cursor.execute(f"SELECT commit_ts FROM {self._location} {where}", (self._pipeline,))
-            found = cursor.fetchone()
-        return None if found is None else int(found[0])
+            row = cursor.fetchone()
+        return None if row is None else int(row[0])
 
     def publish(
         self,
@@ -325,18 +332,18 @@ class SqlCuts:
             TargetError: the database cannot store a row of a table or the cut; nothing was merged.
         """
         self._prepare()
-        found = sorted(tables.items(), key=lambda item: item[0].place)
+        sorted_tables = sorted(tables.items(), key=lambda item: item[0].place)
         with self._connections.transaction(self.place.shown) as cursor:
             # Lock in the order of table names, so that two workers cannot deadlock.
-            for one, table in found:
-                with self._connections.translated(str(one.table)):
-                    cast("GatheringTable", table).lock_for_cut(cursor, one.version)
+            for cut_table, table in sorted_tables:
+                with self._connections.translated(str(cut_table.table)):
+                    cast("GatheringTable", table).lock_for_cut(cursor, cut_table.version)
             # Write the excluded tables before any target table, in the same order as the batch of an excluded
             # table.
             self._excluded.add(cursor, without)
-            self._excluded.remove(cursor, (one.table for one, _ in found))
-            for one, table in found:
-                with self._connections.translated(str(one.table)):
+            self._excluded.remove(cursor, (cut_table.table for cut_table, _ in sorted_tables))
+            for cut_table, table in sorted_tables:
+                with self._connections.translated(str(cut_table.table)):
                     cast("GatheringTable", table).merge_gathered(cursor)
             self._write(cursor, commit_ts, time)
 

@@ -94,8 +94,8 @@ class Merge:
         """tidesink's own target columns, each with the SQL expression of its new value. The position comes
         last.
         """
-        found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
-        return {name: value for name, value in found.items() if name is not None}
+        values = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
+        return {name: value for name, value in values.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
         """SQL condition that is true if a staged row ``s`` of ``attempts`` is a delete, or an upsert if

@@ -49,8 +49,8 @@ def explained(
     """
     cause = meaning.cause.replace("{user}", f"'{user}'" if user else "")
     where = f" in {fault.location}" if fault.location else ""
-    said = ": ".join(part for part in (number, fault.words) if part)
+    message = ": ".join(part for part in (number, fault.words) if part)
     remedy = meaning.remedy.replace("{user}", user or "…")
     if grants:
         remedy = f"As an administrator of the target, run: {'; '.join(grants)}"
-    return meaning.error(f"{' '.join(cause.split())}{where} ({said}). {remedy}", table=table)
+    return meaning.error(f"{' '.join(cause.split())}{where} ({message}). {remedy}", table=table)

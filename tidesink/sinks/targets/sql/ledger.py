@@ -89,8 +89,8 @@ class SqlLedger:
         return (*_COLUMNS, "known_columns") if self.place.shard else _COLUMNS
 
     def _values(self, entry: Entry) -> tuple[Any, ...]:
-        known = None if entry.known is None else json.dumps(list(entry.known))
-        return (*_values(entry), known) if self.place.shard else _values(entry)
+        columns = None if entry.known is None else json.dumps(list(entry.known))
+        return (*_values(entry), columns) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
         """Insert a ledger row for the table or shard if it is missing."""
@@ -116,8 +116,8 @@ class SqlLedger:
         if row is None:
             return None
         source, *values = row
-        known = values.pop() if self.place.shard else None
-        entry = replace(_entry(values), known=None if known is None else tuple(json.loads(known)))
+        columns = values.pop() if self.place.shard else None
+        entry = replace(_entry(values), known=None if columns is None else tuple(json.loads(columns)))
         self._owner.check_writer(entry.pipeline, TableId(*json.loads(source)))
         return entry
 
@@ -287,13 +287,13 @@ class SqlTombstones:
                 entry = self.held(cursor)
                 now = max(horizon, entry.horizon or 0)
                 self.ledger.write(cursor, replace(entry, horizon=now))
-                gone = self._removed(cursor, now, keys, most=piece)
-            removed += gone
-            if gone < piece:
+                count = self._removed(cursor, now, keys, most=piece)
+            removed += count
+            if count < piece:
                 break
         with self.transaction() as cursor:
-            kept, oldest = self._kept(cursor)
-        return Collected(now, removed, kept, oldest)
+            remaining, oldest = self._kept(cursor)
+        return Collected(now, removed, remaining, oldest)
 
     def _removed(self, cursor: Any, horizon: int, keys: Sequence[str], *, most: int) -> int:
         column = self.dialect.quote(SEQUENCE_COLUMN)
@@ -305,8 +305,8 @@ class SqlTombstones:
     def _kept(self, cursor: Any) -> tuple[int, int | None]:
         least = f"min({self.dialect.hex_of(self.dialect.quote(SEQUENCE_COLUMN))})"
         cursor.execute(f"SELECT count(*), {least} FROM {self.place.location} WHERE {self._mark}")
-        kept, digits = cursor.fetchone()
-        return int(kept), None if digits is None else commit_ts_in(digits)
+        count, digits = cursor.fetchone()
+        return int(count), None if digits is None else commit_ts_in(digits)
 
     @property
     def _mark(self) -> str:

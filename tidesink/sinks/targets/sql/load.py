@@ -123,8 +123,8 @@ def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
     values = [
-        StagedColumn(staged_name(at), column.spark == "string", column)
-        for at, column in enumerate(rows.shape.columns)
+        StagedColumn(staged_name(index), column.spark == "string", column)
+        for index, column in enumerate(rows.shape.columns)
     ]
     return (*marks, *values)
 
@@ -147,36 +147,41 @@ class StagedRows:
     @property
     def sources(self) -> list[str]:
         """The columns that the conversion reads from a reduced frame."""
-        return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
+        return [
+            "_op",
+            "key",
+            "after",
+            *(name for column in self.columns for name in _MADE_OF.get(column.name, ())),
+        ]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Convert a reduced batch's rows to a record batch with the staging table's columns."""
-        arrays = [self._array(one, rows) for one in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
+        arrays = [self._array(column, rows) for column in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, [column.name for column in self.columns])
 
-    def _array(self, one: StagedColumn, rows: pa.RecordBatch) -> pa.Array:
-        if one.column is None:
-            return self._mark(one.name, rows)
-        values = pc.struct_field(rows.column("key" if one.column.key else "after"), [one.column.name])
-        if one.column.spark == "binary":
+    def _array(self, staged: StagedColumn, rows: pa.RecordBatch) -> pa.Array:
+        if staged.column is None:
+            return self._mark(staged.name, rows)
+        values = pc.struct_field(rows.column("key" if staged.column.key else "after"), [staged.column.name])
+        if staged.column.spark == "binary":
             return hex_digits(values, self.hex_prefix)
-        if one.column.spark == "timestamp":
+        if staged.column.spark == "timestamp":
             return values.cast(pa.timestamp("us"))
-        return values.cast(pa.int32()) if one.column.spark == "boolean" else values
+        return values.cast(pa.int32()) if staged.column.spark == "boolean" else values
 
     def _mark(self, name: str, rows: pa.RecordBatch) -> pa.Array:
         if name == IS_DELETE:
             return pc.equal(rows.column("_op"), DELETE).cast(pa.int32())
         if name == FROM:
             leaves_out = pc.greater(pc.list_value_length(rows.column("_kept")), 0)
-            topic, *numbers = (rows.column(one).cast(pa.string()) for one in PLACE_COLUMNS)
+            topic, *numbers = (rows.column(field).cast(pa.string()) for field in PLACE_COLUMNS)
             return pc.binary_join_element_wise(pc.if_else(leaves_out, topic, None), *numbers, " ")
-        (found,) = (rows.column(one) for one in _MADE_OF[name])
+        (values,) = (rows.column(field) for field in _MADE_OF[name])
         if name == KEPT:
-            return _kept_positions(found, self.shape)
+            return _kept_positions(values, self.shape)
         if name == AFTER_DELETE:
-            return pc.fill_null(found, False).cast(pa.int32())
-        return hex_digits(packed_positions(found), self.hex_prefix) if name == SEQUENCE else found
+            return pc.fill_null(values, False).cast(pa.int32())
+        return hex_digits(packed_positions(values), self.hex_prefix) if name == SEQUENCE else values
 
 
 def place_of(text: str) -> dict[str, Any]:
@@ -185,15 +190,15 @@ def place_of(text: str) -> dict[str, Any]:
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
 
-def _kept_positions(kept: pa.ListArray, shape: TargetSchema) -> pa.Array:
+def _kept_positions(omitted: pa.ListArray, shape: TargetSchema) -> pa.Array:
     """Return each row's omitted columns as their indexes in the shape, like ``,0,3,``; null if none is
     omitted.
     """
     names = pa.array([column.name for column in shape.columns])
-    positions = pc.index_in(pc.list_flatten(kept), names)
+    positions = pc.index_in(pc.list_flatten(omitted), names)
     there = positions.is_valid()
-    rows = np.asarray(pc.list_parent_indices(kept).filter(there), np.int64)
-    counts = np.bincount(rows, minlength=len(kept))
+    rows = np.asarray(pc.list_parent_indices(omitted).filter(there), np.int64)
+    counts = np.bincount(rows, minlength=len(omitted))
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     lists = pa.ListArray.from_arrays(offsets, positions.filter(there).cast(pa.string()))
     texts = pc.binary_join_element_wise("", pc.binary_join(lists, ","), "", ",")
@@ -230,7 +235,7 @@ class Loader:
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context else 0
-        quoted = tuple(one.quoted for one in self.rows.columns)
+        quoted = tuple(column.quoted for column in self.rows.columns)
         lines = CsvLines(attempt, quoted, nul_refused=self.nul_refused)
         count, fault = self._loaded(lines, map(self.rows, rows))
         if fault is None and lines.nul_column is None:
@@ -347,7 +352,7 @@ class CsvLines:
         for batch in batches:
             if batch.num_rows == 0 or self.nul_column is not None:
                 continue  # the rest is read anyway, because Spark waits until its batches are read
-            columns = [batch.column(at) for at in range(batch.num_columns)]
+            columns = [batch.column(index) for index in range(batch.num_columns)]
             if self._nul_refused:
                 self.nul_column = self._first_nul(columns)
                 if self.nul_column is not None:
@@ -358,9 +363,9 @@ class CsvLines:
             yield memoryview(b"\n")
 
     def _first_nul(self, columns: list[Any]) -> int | None:
-        for at, (column, quoted) in enumerate(zip(columns, self._quoted, strict=True)):
+        for index, (column, quoted) in enumerate(zip(columns, self._quoted, strict=True)):
             if quoted and pc.any(pc.match_substring(column, "\0")).as_py():
-                return at
+                return index
         return None
 
 

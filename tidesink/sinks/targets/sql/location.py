@@ -216,14 +216,14 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
     """Convert positions to bytes that sort like them. All positions have ``length`` numbers of the source."""
     count = len(sequences)
-    source, writes, *place = (
+    source, writes, *others = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
     )
     members = np.full((count, length, 1 + _LONG), _MEMBER, np.uint8)
     members[:, :, 1:] = _big_endian(pc.list_flatten(source), _LONG).reshape(count, length, _LONG)
     kind = np.zeros((count, 2), np.uint8)  # the byte that ends the numbers, and the flag of a write
     kind[:, 1] = np.asarray(pc.cast(writes, pa.uint8()))
-    rest = [_big_endian(one, size) for one, size in zip(place, (_INT, _LONG, _INT), strict=True)]
+    rest = [_big_endian(column, size) for column, size in zip(others, (_INT, _LONG, _INT), strict=True)]
     matrix = np.hstack([members.reshape(count, -1), kind, *rest])
     fixed = pa.binary(matrix.shape[1])
     whole = pa.Array.from_buffers(fixed, count, [None, pa.py_buffer(np.ascontiguousarray(matrix))])

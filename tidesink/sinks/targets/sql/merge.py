@@ -75,12 +75,14 @@ def merge_of(
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}
-    cast = {at for at, fit in natives.items() if fit.kept is not None}
+    cast = {index for index, fit in natives.items() if fit.kept is not None}
     columns = tuple(
-        MergeColumn(spelt[fold(column.name)], native_name(at) if at in cast else staged_name(at), column.key)
-        for at, column in enumerate(batch.shape.columns)
+        MergeColumn(
+            spelt[fold(column.name)], native_name(index) if index in cast else staged_name(index), column.key
+        )
+        for index, column in enumerate(batch.shape.columns)
     )
-    kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
+    value_columns = tuple((index, column) for index, column in enumerate(columns) if not column.key)
     return Merge(
         place.location,
         place.staging(epoch),
@@ -91,9 +93,13 @@ def merge_of(
         batch.delete_mode == "soft",
         place.quote(SOFT_DELETE_COLUMN) if SOFT_DELETE_COLUMN in present else None,
         place,
-        kept if batch.keeps else (),
+        value_columns if batch.keeps else (),
         place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
-        tuple(columns[at] for at, column in enumerate(batch.shape.columns) if column.name in batch.on_delete),
+        tuple(
+            columns[index]
+            for index, column in enumerate(batch.shape.columns)
+            if column.name in batch.on_delete
+        ),
         tuple(map(place.quote, beside)),
     )
 
@@ -125,21 +131,23 @@ def cast_staged(
         TargetError: a value is not a value of its column's type, or the type would cut, round, pad or rewrite
             it.
     """
-    casts = {at: fit for at, fit in natives.items() if fit.kept is not None}
+    casts = {index: fit for index, fit in natives.items() if fit.kept is not None}
     if not casts:
         return
     cursor.execute(f"SAVEPOINT {_BEFORE_CASTS}")
     changed = _changed_by_casts(cursor, dialect, merge, casts)
     if changed is None:  # some cast failed: cast each column separately to find it
         changed = [
-            at for at, fit in casts.items() if _changed_by_casts(cursor, dialect, merge, {at: fit}) != []
+            index
+            for index, fit in casts.items()
+            if _changed_by_casts(cursor, dialect, merge, {index: fit}) != []
         ]
     if changed:
-        types = {shape.columns[at].name: casts[at] for at in changed}
-        said = ", ".join(f"the column {name} is {fit.found}" for name, fit in types.items())
+        types = {shape.columns[index].name: casts[index] for index in changed}
+        detail = ", ".join(f"the column {name} is {fit.found}" for name, fit in types.items())
         ways = "; ".join(way for name, fit in types.items() for way in mend(name, fit.wanted))
         raise TargetError(
-            f"A value does not fit into {merge.place.shown}, where {said}: it is not a value of that type, "
+            f"A value does not fit into {merge.place.shown}, where {detail}: it is not a value of that type, "
             "or the type would change it. Nothing was written. Correct the row at the source, or change the "
             f"column's type: {ways}",
             table=str(merge.place.source),
@@ -154,24 +162,26 @@ def _changed_by_casts(
     one failed.
     """
     sets = ", ".join(
-        f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
+        f"{native_name(index)} = {fit.cast_of(f's.{staged_name(index)}')}" for index, fit in casts.items()
     )
     same = (
-        (f"s.{staged_name(at)}", fit.same_as(f"s.{staged_name(at)}", f"s.{native_name(at)}"))
-        for at, fit in casts.items()
+        (f"s.{staged_name(index)}", fit.same_as(f"s.{staged_name(index)}", f"s.{native_name(index)}"))
+        for index, fit in casts.items()
     )
-    asked = ", ".join(f"MAX(CASE WHEN {one} IS NULL OR ({kept}) THEN 0 ELSE 1 END)" for one, kept in same)
+    asked = ", ".join(
+        f"MAX(CASE WHEN {value} IS NULL OR ({unchanged}) THEN 0 ELSE 1 END)" for value, unchanged in same
+    )
     try:
         cursor.execute(f"UPDATE {merge.stage} AS s SET {sets} WHERE {merge.counted}")
         cursor.execute(f"SELECT {asked} FROM {merge.stage} s WHERE {merge.counted}")
-        found = cursor.fetchone()
+        row = cursor.fetchone()
     except dialect.errors as exc:
         fault = dialect.fault_of(exc)
         if fault is None or type(dialect.error_of(fault, table=merge.place.shown)) is not TargetError:
             raise
         cursor.execute(f"ROLLBACK TO SAVEPOINT {_BEFORE_CASTS}")
         return None
-    return [at for at, changed in zip(casts, found, strict=True) if changed]
+    return [index for index, changed in zip(casts, row, strict=True) if changed]
 
 
 def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
@@ -201,18 +211,18 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     cursor.execute(
         f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE {merge.counted} GROUP BY s.t_delete"
     )
-    found = {kind: int(rows) for kind, rows in cursor.fetchall()}
-    upserts, deletes = found.get(0, 0), found.get(1, 0)
+    counts = {kind: int(rows) for kind, rows in cursor.fetchall()}
+    upserts, deletes = counts.get(0, 0), counts.get(1, 0)
     if (upserts, deletes) == (merge.upserts, merge.deletes):
         return
-    said = (
+    message = (
         f"The staging table has {upserts} upserts and {deletes} deletes, but the batch has {merge.upserts} "
         f"and {merge.deletes}"
     )
-    if sum(found.values()) == merge.upserts + merge.deletes:
-        raise AccountingError(said, table=str(merge.place.source))
+    if sum(counts.values()) == merge.upserts + merge.deletes:
+        raise AccountingError(message, table=str(merge.place.source))
     raise TransientTargetError(
-        f"{said}. The database lost rows after they were staged (did it restart, or fail over?). Nothing "
+        f"{message}. The database lost rows after they were staged (did it restart, or fail over?). Nothing "
         "was written.",
         table=str(merge.place.source),
     )
@@ -225,19 +235,19 @@ def not_stored(cursor: Any, merge: Merge, shape: TargetSchema) -> tuple[str, dic
     row.
     """
     key = merge.keys[0].target
-    gone = f"t.{key} IS NULL OR s.t_after_delete = 1"
+    absent = f"t.{key} IS NULL OR s.t_after_delete = 1"
     if merge.mark:
-        gone += f" OR t.{merge.mark}"
+        absent += f" OR t.{merge.mark}"
     cursor.execute(
         f"SELECT s.t_place, s.t_kept FROM {merge.stage} s LEFT JOIN {merge.target} t ON {merge.on} "
-        f"WHERE {merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND ({gone}) LIMIT 1"
+        f"WHERE {merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND ({absent}) LIMIT 1"
     )
     row = cursor.fetchone()
     if row is None:
         return None
-    place, kept = row
-    names = [shape.columns[int(at)].name for at in kept.strip(",").split(",")]
-    return NOT_STORED.format(columns=", ".join(names)), place_of(place)
+    source_place, omitted = row
+    names = [shape.columns[int(index)].name for index in omitted.strip(",").split(",")]
+    return NOT_STORED.format(columns=", ".join(names)), place_of(source_place)
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
@@ -271,7 +281,7 @@ def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, t
         SEQUENCE_COLUMN: SEQUENCE_TYPES[dialect.database],
         SOFT_DELETE_COLUMN: OF_SPARK[dialect.database]["boolean"],
     }
-    return {name: (found, None) for name, found in wanted.items() if name not in present}
+    return {name: (column_type, None) for name, column_type in wanted.items() if name not in present}
 
 
 def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TargetSchema) -> None:
@@ -283,7 +293,7 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     required = dialect.required(cursor, place)
     fold = folding(required, (column.name for column in shape.columns))
     values = {fold(column.name) for column in shape.columns if not column.key}
-    named = {name: found for name, found in required.items() if fold(name) in values}
+    named = {name: column_type for name, column_type in required.items() if fold(name) in values}
     if named:
         raise SchemaRefusedError(
             f"The columns {', '.join(named)} of {place.shown} are NOT NULL. Under `sequence_by: source` a "
@@ -433,7 +443,7 @@ class _Versions:
         self._start, self._end, self._read = map(quote, (FROM_COLUMN, TO_COLUMN, READ_COLUMN))
         names = batch.history or HistoryNames()
         self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
-        self._keys = [f"k{at}" for at in range(len(merge.keys))]
+        self._keys = [f"k{index}" for index in range(len(merge.keys))]
 
     def prepare(self) -> None:
         """Compute the timeline of events (see the module's docstring) into a temporary table."""
@@ -453,7 +463,7 @@ class _Versions:
         (``_COUNTED``).
         """
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
-        return tuple(int(found or 0) for found in self._cursor.fetchone())
+        return tuple(int(number or 0) for number in self._cursor.fetchone())
 
     def deleted(self) -> int:
         """Delete the rows that the batch removes or replaces. Returns their number.
@@ -603,9 +613,9 @@ def make_staging(
     }
     marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
     marks[AT] = words["bigint"]
-    found = iter(types)
+    shape_types = iter(types)
     spelt = {ATTEMPT: words["bigint"]}
-    spelt |= {one.name: next(found) if one.column else marks[one.name] for one in columns}
+    spelt |= {column.name: next(shape_types) if column.column else marks[column.name] for column in columns}
     spelt |= dict(natives)
     with connections.transaction(table) as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {stage}")
@@ -621,7 +631,9 @@ def drop_staging(connections: Connections, stage: str, table: str) -> None:
 def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
     """Return the row sink that loads rows into the staging table ``stage``."""
     dialect, columns = connections.dialect, staged_columns(rows)
-    statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
+    statement = dialect.load_statement(
+        stage, [(ATTEMPT, False), *((column.name, column.hex) for column in columns)]
+    )
     made = StagedRows(rows.shape, columns, dialect.hex_prefix)
     return Loader(connections.endpoint, statement, dialect.load, dialect.fault_of, dialect.nul_refused, made)
 

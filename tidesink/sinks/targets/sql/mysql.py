@@ -327,9 +327,10 @@ class MysqlDialect:
             raise no_table(place)
         return {
             name: FoundType(
-                found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found), charset=_narrow(collation)
+                column_type if column_type == "tinyint(1)" else _WIDTH.sub(r"\1", column_type),
+                charset=_narrow(collation),
             )
-            for name, found, collation in columns
+            for name, column_type, collation in columns
         }
 
     def _is_view(self, cursor: Any, place: Place) -> bool:
@@ -337,8 +338,8 @@ class MysqlDialect:
             "SELECT TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
             (place.schema, place.name),
         )
-        found = cursor.fetchone()
-        return found is not None and found[0] in _NO_TABLES
+        row = cursor.fetchone()
+        return row is not None and row[0] in _NO_TABLES
 
     def folds_names(self, cursor: Any) -> bool:
         """Return True if the server variable ``lower_case_table_names`` is not 0."""
@@ -359,8 +360,8 @@ class MysqlDialect:
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Create the table if missing, with its primary key and column comments."""
         spelt = [
-            f"{self._column(name, found, key=key)} COMMENT {text_mysql(comment[:_LONGEST_COMMENT])}"
-            for name, found, key, comment in columns
+            f"{self._column(name, column_type, key=key)} COMMENT {text_mysql(comment[:_LONGEST_COMMENT])}"
+            for name, column_type, key, comment in columns
         ]
         keys = ", ".join(quote_mysql(name) for name, _, key, _ in columns if key)
         cursor.execute(
@@ -381,17 +382,17 @@ class MysqlDialect:
         The defaults fill existing rows.
         """
         changes = [
-            f"MODIFY COLUMN {self._column(name, found, key=fold_name(name) in keys)}"
-            for name, found in widened.items()
+            f"MODIFY COLUMN {self._column(name, column_type, key=fold_name(name) in keys)}"
+            for name, column_type in widened.items()
         ]
         changes += [
-            f"ADD COLUMN {self._column(name, found)}"
-            + (f" DEFAULT ({default}) COMMENT {text_mysql(_FILLING + found)}" if default else "")
-            for name, (found, default) in added.items()
+            f"ADD COLUMN {self._column(name, column_type)}"
+            + (f" DEFAULT ({default}) COMMENT {text_mysql(_FILLING + column_type)}" if default else "")
+            for name, (column_type, default) in added.items()
         ]
         plain = [
-            f"MODIFY COLUMN {self._column(name, found)}"
-            for name, (found, default) in added.items()
+            f"MODIFY COLUMN {self._column(name, column_type)}"
+            for name, (column_type, default) in added.items()
             if default
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
@@ -416,7 +417,9 @@ class MysqlDialect:
         )
         reported = [(name, comment.removeprefix(_FILLING)) for name, comment in cursor.fetchall()]
         changes = [
-            f"MODIFY COLUMN {self._column(name, found)}" for name, found in reported if _TYPE.fullmatch(found)
+            f"MODIFY COLUMN {self._column(name, column_type)}"
+            for name, column_type in reported
+            if _TYPE.fullmatch(column_type)
         ]
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
@@ -429,7 +432,7 @@ class MysqlDialect:
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table in the fastest available engine, with the collation of key columns."""
         self._look(cursor)
-        spelt = ", ".join(f"{name} {found} NULL" for name, found in columns.items())
+        spelt = ", ".join(f"{name} {column_type} NULL" for name, column_type in columns.items())
         cursor.execute(
             f"CREATE TABLE {stage} ({_KEY_OF.get(self._engine, '')}{spelt}) ENGINE={self._engine} "
             f"DEFAULT CHARACTER SET utf8mb4 COLLATE {self._collation}"
@@ -469,17 +472,19 @@ class MysqlDialect:
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the NOT NULL columns: type by name."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
-        return {name: found for name, found, null, *_ in cursor.fetchall() if null != "YES"}
+        return {name: column_type for name, column_type, null, *_ in cursor.fetchall() if null != "YES"}
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of the nullable columns that the server does not compute."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
-        found = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
-        return [name for name, null, extra in found if null == "YES" and not is_computed(extra)]
+        columns = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
+        return [name for name, null, extra in columns if null == "YES" and not is_computed(extra)]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """Return one ALTER that makes all the columns nullable. MODIFY needs the types too."""
-        changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
+        changes = ", ".join(
+            f"MODIFY {quote_mysql(name)} {column_type} NULL" for name, column_type in columns.items()
+        )
         return f"ALTER TABLE {place.location} {changes}"
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
@@ -490,8 +495,8 @@ class MysqlDialect:
             "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
             (place.schema, name),
         )
-        found = cursor.fetchone()
-        return None if found is None else str(found[0] or "")
+        row = cursor.fetchone()
+        return None if row is None else str(row[0] or "")
 
     def view_statements(self, view: str, query: str) -> list[str]:
         """Return the statement that creates a view or replaces it.
@@ -535,11 +540,11 @@ class MysqlDialect:
             cursor.execute(f"UPDATE {location} SET {mark} = 1 WHERE NOT ({mark} <=> 1) AND {only}")  # noqa: S608
         return int(cursor.rowcount)
 
-    def _column(self, name: str, found: str, *, key: bool = False) -> str:
-        words = f"{quote_mysql(name)} {found}"
-        if key and found.startswith("varchar"):
+    def _column(self, name: str, column_type: str, *, key: bool = False) -> str:
+        words = f"{quote_mysql(name)} {column_type}"
+        if key and column_type.startswith("varchar"):
             words += f" CHARACTER SET utf8mb4 COLLATE {self._collation}"
-        return words + (f" NOT NULL{default_of_key(found)}" if key else " NULL")
+        return words + (f" NOT NULL{default_of_key(column_type)}" if key else " NULL")
 
     def _columns(self, cursor: Any, location: str) -> list[tuple[str, str, str | None]]:
         try:
@@ -551,7 +556,7 @@ class MysqlDialect:
         return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
 
     def _names(self, cursor: Any, location: str) -> dict[str, str]:
-        return {name: found for name, found, _ in self._columns(cursor, location)}
+        return {name: column_type for name, column_type, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
         """Query the server for the collation of key columns and the engine of staging tables, and cache
@@ -566,15 +571,15 @@ class MysqlDialect:
             "SELECT COLLATION_NAME FROM information_schema.COLLATIONS WHERE COLLATION_NAME IN (%s, %s)",
             KEY_COLLATIONS,
         )
-        found = cursor.fetchone()
-        if found is None:
+        collations = cursor.fetchone()
+        if collations is None:
             raise SchemaRefusedError(
                 "The server has no collation that compares texts byte by byte. Use MySQL 8.0.17 or MariaDB "
                 "10.2, or a newer version."
             )
         cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
         engines = {row[0].upper() for row in cursor.fetchall()}
-        self._collation = found[0]
+        self._collation = collations[0]
         self._engine = next(word for name, word in self.staging_engines.items() if name in engines)
 
 

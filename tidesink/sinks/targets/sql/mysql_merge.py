@@ -54,7 +54,7 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
     rows = merge.upserts + merge.deletes * ordered
     if not rows:
         return Counts(deleted=deleted)
-    found, stale = _found(cursor, merge) if only_key or ordered else (0, 0)
+    existing, stale = _found(cursor, merge) if only_key or ordered else (0, 0)
     if not only_key:
         where = f"{merge.taken} AND {newer(merge, 't')}" if ordered else merge.taken
         updated = updated_rows(cursor, merge, where)
@@ -63,10 +63,10 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
     else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
         # In the source's order, an updated row always changes and counts 2; every other row counts 1.
-        updated = int(cursor.rowcount) - rows if ordered else found
+        updated = int(cursor.rowcount) - rows if ordered else existing
         if not ordered:
-            check_upserted(merge, int(cursor.rowcount), found)
-        counts = Counts(rows - found, updated, deleted, stale)
+            check_upserted(merge, int(cursor.rowcount), existing)
+        counts = Counts(rows - existing, updated, deleted, stale)
     return check_left_alone(merge, counts) if ordered else counts
 
 
@@ -95,7 +95,10 @@ def _deleted(cursor: Any, merge: Merge) -> int:
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
     where = merge.rows(deletes=True)
     if merge.soft:
-        sets = [f"t.{merge.mark} = 1", *(f"t.{one.target} = s.{one.staged}" for one in merge.on_delete)]
+        sets = [
+            f"t.{merge.mark} = 1",
+            *(f"t.{column.target} = s.{column.staged}" for column in merge.on_delete),
+        ]
         cursor.execute(f"UPDATE {rows} SET {', '.join(sets)} WHERE {where}")
     else:
         cursor.execute(f"DELETE t FROM {rows} WHERE {where}")
@@ -112,8 +115,8 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
         f"SELECT COUNT(*), {stale} FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
         f"WHERE {merge.taken}"
     )
-    found, left = cursor.fetchone()
-    return int(found), int(left)
+    existing, left = cursor.fetchone()
+    return int(existing), int(left)
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
@@ -202,8 +205,8 @@ def is_computed(extra: str) -> bool:
 
     MySQL 8's DEFAULT_GENERATED only means that the default is an expression; such a column stores values.
     """
-    said = extra.upper()
-    return any(words in said for words in _COMPUTED)
+    text = extra.upper()
+    return any(words in text for words in _COMPUTED)
 
 
 def _swapped(cursor: Any, merge: Merge, where: str) -> int:
@@ -250,14 +253,14 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str)
         SchemaRefusedError: a key column treats different values as equal.
     """
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
-    for name, found, compared, *_ in cursor.fetchall():
+    for name, column_type, compared, *_ in cursor.fetchall():
         if fold_name(quote_mysql(name)) not in keys:
             continue
-        fixed = _FIXED.fullmatch(found)
+        fixed = _FIXED.fullmatch(column_type)
         if fixed:
-            why, right = f"is {found}, which drops the end of some values", f"var{found}"
+            why, right = f"is {column_type}, which drops the end of some values", f"var{column_type}"
         elif compared is not None and not _EVERY_BYTE.fullmatch(compared):
-            why, right = f"has the collation {compared}", found
+            why, right = f"has the collation {compared}", column_type
         else:
             continue
         if compared is not None:
@@ -287,7 +290,7 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
             f"{place.shown} has no unique index on the whole columns of the key. Make them its primary key.",
             table=str(place.source),
         )
-    return all(found == set(keys) for found in unique.values())
+    return all(columns == set(keys) for columns in unique.values())
 
 
 def _indexed(column: str | None, length: int | None) -> str:
@@ -314,11 +317,15 @@ def check_kept(
     cursor.execute("SELECT @@explicit_defaults_for_timestamp")
     explicit = bool(cursor.fetchone()[0])
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
-    for name, found, _, null, key, default, extra, *_ in cursor.fetchall():
-        _check_made(place, (name, found), null=null, default=default, extra=extra, columns=columns)
-        fills = not explicit and found.startswith("timestamp") and null != "YES" and key != "PRI"
+    for name, column_type, _, null, key, default, extra, *_ in cursor.fetchall():
+        _check_made(place, (name, column_type), null=null, default=default, extra=extra, columns=columns)
+        fills = not explicit and column_type.startswith("timestamp") and null != "YES" and key != "PRI"
         if fold_name(name) in columns and (fills or "on update" in extra.lower()):
-            right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
+            right = (
+                f"{column_type} NULL"
+                if key != "PRI"
+                else f"{column_type} NOT NULL{default_of_key(column_type)}"
+            )
             raise SchemaRefusedError(
                 f"The server writes the current time into the column {name} of {place.shown}, instead of the "
                 "source's value, when a row is changed or has no value. Change it, and start again: "
@@ -339,10 +346,10 @@ def _check_engine(cursor: Any, place: Place) -> None:
         "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s AND e.TRANSACTIONS = 'NO'",
         (place.schema, place.name),
     )
-    found = cursor.fetchone()
-    if found is not None:
+    row = cursor.fetchone()
+    if row is not None:
         raise SchemaRefusedError(
-            f"{place.shown} uses the engine {found[0]}, which has no transactions: a batch could be written "
+            f"{place.shown} uses the engine {row[0]}, which has no transactions: a batch could be written "
             "partly, or twice. Change it, and start again: "
             f"ALTER TABLE {place.location} ENGINE=InnoDB",
             table=str(place.source),
@@ -362,15 +369,15 @@ def _check_made(
         SchemaRefusedError: the server computes the values of a source column, or a column that the source
             does not have is required.
     """
-    name, found = column
+    name, column_type = column
     quoted, written = quote_mysql(name), fold_name(name) in columns
     if written and is_computed(extra):
         why = "is generated by the server, which accepts no value for it"
         # Neither server can turn a virtual column into a plain one.
-        way = f"DROP COLUMN {quoted}, ADD COLUMN {quoted} {found} NULL"
+        way = f"DROP COLUMN {quoted}, ADD COLUMN {quoted} {column_type} NULL"
     elif not written and null != "YES" and default is None and not (extra or name.startswith(OUR_PREFIX)):
-        why = f"({found}) is NOT NULL, has no default, and is not a column of the source"
-        way = f"MODIFY {quoted} {found} NULL"
+        why = f"({column_type}) is NOT NULL, has no default, and is not a column of the source"
+        way = f"MODIFY {quoted} {column_type} NULL"
     else:
         return
     raise SchemaRefusedError(
@@ -430,16 +437,16 @@ def prepare_ledger(
     ``columns``: the columns and types that it should have.
     """
     if not present:
-        spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
+        spelt = ", ".join(f"{name} {column_type}" for name, column_type in columns.items())
         keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
         cursor.execute(
             f"CREATE TABLE IF NOT EXISTS {location} ({spelt}, PRIMARY KEY ({keys})) "
             f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
         )
         return
-    for name, found in columns.items():
-        if name not in present and "NOT NULL" not in found:
-            _add(cursor, f"ALTER TABLE {location} ADD COLUMN {name} {found}")
+    for name, column_type in columns.items():
+        if name not in present and "NOT NULL" not in column_type:
+            _add(cursor, f"ALTER TABLE {location} ADD COLUMN {name} {column_type}")
 
 
 def _add(cursor: Any, statement: str) -> None:
@@ -784,7 +791,7 @@ def error_of(
                 "The worker reads the progress at the target to find out.",
                 table=table,
             )
-        said = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)
-        return TransientTargetError(f"The server does not answer ({said}). {_LATER}", table=table)
+        reason = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)
+        return TransientTargetError(f"The server does not answer ({reason}). {_LATER}", table=table)
     meaning = _MEANINGS.get(code, _UNKNOWN)
     return explained(meaning, fault, f"error {code}", table=table, user=user, grants=grants)

@@ -222,8 +222,8 @@ def view_text(cursor: Any, place: Place, name: str) -> str | None:
         "WHERE oid = to_regclass(%s)",
         (place.beside(name),),
     )
-    found = cursor.fetchone()
-    return None if found is None else str(found[0])
+    row = cursor.fetchone()
+    return None if row is None else str(row[0])
 
 
 # Statements that restore the grants and the comment of a dropped view, each with the column it is for or
@@ -251,7 +251,7 @@ def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
     Postgres cannot change the type of a column that a view uses.
     """
     cursor.execute(_RIGHTS, {"view": view})
-    return [f"DROP VIEW IF EXISTS {view}"], [ForView(*found) for found in cursor.fetchall()]
+    return [f"DROP VIEW IF EXISTS {view}"], [ForView(*row) for row in cursor.fetchall()]
 
 
 class PostgresDialect:
@@ -324,7 +324,9 @@ class PostgresDialect:
         """Create a ledger table, or add the columns that a ledger created by an earlier version lacks."""
         present = self.present(cursor, ledger)
         missing = [
-            f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
+            f"ADD COLUMN IF NOT EXISTS {n} {column_type}"
+            for n, column_type in optional.items()
+            if n not in present
         ]
         if missing:
             cursor.execute(_ONE_MAKER)
@@ -338,10 +340,10 @@ class PostgresDialect:
             SchemaRefusedError: the name belongs to a view or another object that is not a table.
         """
         cursor.execute(_COLUMNS, (place.schema, place.name))
-        found = cursor.fetchall()
-        if found and not found[0][0]:
+        rows = cursor.fetchall()
+        if rows and not rows[0][0]:
             raise no_table(place)
-        return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in found}
+        return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in rows}
 
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
         """Return False, because quoted names are case-sensitive in Postgres."""
@@ -355,8 +357,8 @@ class PostgresDialect:
         """
         query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
         cursor.execute(query, (place.own_ledger, place.location))
-        (found,) = cursor.fetchone()
-        return None if found is None else str(found)
+        (oids,) = cursor.fetchone()
+        return None if oids is None else str(oids)
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
         """Check that the table stores every row as it is written (``postgres_merge.check_kept``)."""
@@ -364,7 +366,10 @@ class PostgresDialect:
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Create the table if missing, with its primary key and column comments."""
-        spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
+        spelt = [
+            f"{quote_postgres(name)} {column_type}{' NOT NULL' * key}"
+            for name, column_type, key, _ in columns
+        ]
         keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
         cursor.execute(_ONE_MAKER)
         cursor.execute(
@@ -389,12 +394,12 @@ class PostgresDialect:
         A constant default fills existing rows without rewriting them.
         """
         changes = [
-            f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
-            for name, found in widened.items()
+            f"ALTER COLUMN {quote_postgres(name)} TYPE {new_type} USING {quote_postgres(name)}::{new_type}"
+            for name, new_type in widened.items()
         ]
         changes += [
-            f"ADD COLUMN {quote_postgres(name)} {found}" + (f" DEFAULT {default}" if default else "")
-            for name, (found, default) in added.items()
+            f"ADD COLUMN {quote_postgres(name)} {column_type}" + (f" DEFAULT {default}" if default else "")
+            for name, (column_type, default) in added.items()
         ]
         dropped = [
             f"ALTER COLUMN {quote_postgres(name)} DROP DEFAULT"
@@ -431,7 +436,7 @@ class PostgresDialect:
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table. It is UNLOGGED and without autovacuum, because only one batch uses it."""
-        spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
+        spelt = ", ".join(f"{name} {_held(name, column_type)}" for name, column_type in columns.items())
         cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
@@ -494,14 +499,14 @@ class PostgresDialect:
         return int(cursor.rowcount)
 
 
-def _held(name: str, found: str) -> str:
+def _held(name: str, column_type: str) -> str:
     """Return the type of a staging column for a target column's type: ``text`` with a length check for
     ``varchar``.
 
     COPY into a ``varchar`` would silently cut trailing spaces beyond its length.
     """
-    length = _LENGTH.fullmatch(found)
-    return f"text CHECK (char_length({name}) <= {length[1]})" if length else found
+    length = _LENGTH.fullmatch(column_type)
+    return f"text CHECK (char_length({name}) <= {length[1]})" if length else column_type
 
 
 CAPABILITIES: Final = capabilities_of(PostgresDialect())

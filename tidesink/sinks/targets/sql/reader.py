@@ -60,11 +60,11 @@ class ReadTask:
         """Yield the rows of the task's query. The batches that Spark passes in are ignored."""
         for _ in _batches:
             pass
-        names = [f"c{at}" for at in range(self.columns)]
+        names = [f"c{index}" for index in range(self.columns)]
         try:
             for rows in self.read(self.endpoint, self.query):
                 values = zip(*rows, strict=True)
-                yield pa.record_batch([pa.array(map(_text, found), pa.string()) for found in values], names)
+                yield pa.record_batch([pa.array(map(_text, column), pa.string()) for column in values], names)
         except Exception as exc:
             fault = self.fault_of(exc)
             if fault is None:
@@ -111,8 +111,8 @@ class SqlReader(TableReader):
         with self._connections.transaction(self._table, writes=False) as cursor:
             self._present = self._dialect.present(cursor, self._place)
         return {
-            name: reading_type(self._shape.find(name), found, self._dialect.database)
-            for name, found in self._present.items()
+            name: reading_type(self._shape.find(name), column_type, self._dialect.database)
+            for name, column_type in self._present.items()
         }
 
     def committed(self) -> Progress | None:
@@ -136,11 +136,13 @@ class SqlReader(TableReader):
 
         database = self._dialect.database
         fold = folding(self._present, (column.name for column in columns))
-        found = {fold(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
-        asked = [found[fold(column.name)] for column in columns]
+        present_columns = {
+            fold(name): (self._place.quote(name), kind) for name, kind in self._present.items()
+        }
+        asked = [present_columns[fold(column.name)] for column in columns]
         types = [
-            _held(one.spark, reading_type(one, kind, database))
-            for one, (_, kind) in zip(columns, asked, strict=True)
+            _held(shape_column.spark, reading_type(shape_column, kind, database))
+            for shape_column, (_, kind) in zip(columns, asked, strict=True)
         ]
         dialect = self._dialect
         task = ReadTask(
@@ -152,13 +154,14 @@ class SqlReader(TableReader):
             dialect.error_of,
             self._table,
         )
-        ddl = ", ".join(f"c{at} string" for at in range(len(asked)))
+        ddl = ", ".join(f"c{index} string" for index in range(len(asked)))
         frame = self.session.range(0, 1, 1, 1).mapInArrow(Reporting(task), ddl)
-        values = [_value(f"c{at}", kind) for at, kind in enumerate(types)]
-        odd = (f"CASE WHEN {value} IS NULL THEN c{at} END" for at, value in enumerate(values))
+        values = [_value(f"c{index}", kind) for index, kind in enumerate(types)]
+        odd = (f"CASE WHEN {value} IS NULL THEN c{index} END" for index, value in enumerate(values))
         named = zip(values, columns, strict=True)
         return frame.selectExpr(
-            *(f"{value} AS {quoted(one.name)}" for value, one in named), f"array({', '.join(odd)}) AS {ODD}"
+            *(f"{value} AS {quoted(shape_column.name)}" for value, shape_column in named),
+            f"array({', '.join(odd)}) AS {ODD}",
         )
 
     def spelling(self, name: str) -> Spelling | None:
@@ -167,11 +170,13 @@ class SqlReader(TableReader):
         MySQL, for example, pads times and decimals.
         """
         fold = folding(self._present, (column.name for column in self._shape.columns))
-        found = next((kind for one, kind in self._present.items() if fold(one) == fold(name)), "")
+        column_type = next(
+            (kind for column_name, kind in self._present.items() if fold(column_name) == fold(name)), ""
+        )
         column = self._shape.find(name)
-        if column is not None and isinstance(native_of(column, found, self._dialect.database), Native):
-            return native_spelling(column, found, self._dialect.database)
-        return spelling_of(found, self._dialect.database)
+        if column is not None and isinstance(native_of(column, column_type, self._dialect.database), Native):
+            return native_spelling(column, column_type, self._dialect.database)
+        return spelling_of(column_type, self._dialect.database)
 
     def close(self) -> None:
         """Close the connections to the database."""
@@ -206,7 +211,9 @@ class SqlReader(TableReader):
             conditions.append(f"{self._place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE")
         if self._place.shard is not None:
             column, value = self._place.shard
-            name, kind = next(one for one in self._present.items() if fold_name(one[0]) == fold_name(column))
+            name, kind = next(
+                item for item in self._present.items() if fold_name(item[0]) == fold_name(column)
+            )
             conditions.append(f"{self._place.quote(name)} = {self._dialect.literal(value, kind)}")
         return conditions
 

@@ -45,19 +45,19 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     user, database, may_create, namespace, may_use, may_make = cursor.fetchone()
     if namespace is None:
         return [] if may_create else [f"GRANT CREATE ON DATABASE {database} TO {user}"]
-    found = []
+    statements = []
     # CREATE on the schema, because each batch creates a staging table in it.
     lacks = [right for right, held in (("USAGE", may_use), ("CREATE", may_make)) if not held]
     if lacks:
-        found.append(f"GRANT {', '.join(lacks)} ON SCHEMA {quote_postgres(place.schema)} TO {user}")
+        statements.append(f"GRANT {', '.join(lacks)} ON SCHEMA {quote_postgres(place.schema)} TO {user}")
     cursor.execute(_OF_TABLES, (namespace, [place.name, LEDGER, SHARDS]))
     for name, owns, *held in cursor.fetchall():
         lacks = [right for right, has in zip(_ROWS, held, strict=True) if not has]
         if lacks:
-            found.append(f"GRANT {', '.join(lacks)} ON {place.beside(name)} TO {user}")
+            statements.append(f"GRANT {', '.join(lacks)} ON {place.beside(name)} TO {user}")
         if changes and name == place.name and not owns:
-            found.append(f"ALTER TABLE {place.beside(name)} OWNER TO {user}")
-    return found
+            statements.append(f"ALTER TABLE {place.beside(name)} OWNER TO {user}")
+    return statements
 
 
 # Matches ``GRANT SELECT, INSERT ON `shop`.* TO …``. Names are not quoted if sql_quote_show_create is off.
@@ -107,10 +107,10 @@ def held_rights(grants: Iterable[str], database: str) -> frozenset[str] | None:
 
 def _granted(grants: Iterable[str]) -> Iterator[tuple[str, frozenset[str]]]:
     for line in grants:
-        found = _GRANT.match(line)
-        if found:
-            rights = frozenset(right.strip().upper() for right in found["rights"].split(","))
-            yield found["database"], rights
+        match = _GRANT.match(line)
+        if match:
+            rights = frozenset(right.strip().upper() for right in match["rights"].split(","))
+            yield match["database"], rights
 
 
 def _fits(pattern: str, database: str) -> bool:
@@ -119,5 +119,5 @@ def _fits(pattern: str, database: str) -> bool:
     text = pattern[1:-1].replace("``", "`") if pattern.startswith("`") else pattern
     parts = re.split(r"(\\.|%|_)", text)
     wild = {"%": ".*", "_": "."}
-    made = "".join(wild.get(one) or re.escape(one[1:] if one.startswith("\\") else one) for one in parts)
+    made = "".join(wild.get(part) or re.escape(part[1:] if part.startswith("\\") else part) for part in parts)
     return re.fullmatch(made, database, re.DOTALL) is not None

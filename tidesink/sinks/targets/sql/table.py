@@ -246,10 +246,10 @@ class SqlTable:
         difference.
         """
         plan = self._planned(shape)
-        widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
+        widened = {name: (self._present[name], column_type) for name, column_type in plan.widened.items()}
         held = {
-            name: reading_type(shape.find(name), found, self._dialect.database)
-            for name, found in self._present.items()
+            name: reading_type(shape.find(name), column_type, self._dialect.database)
+            for name, column_type in self._present.items()
         }
         return SchemaGap(tuple(self._present), tuple(c.name for c, _ in plan.added), widened, held)
 
@@ -362,8 +362,8 @@ class SqlTable:
         column.
         """
         added = {
-            column.name: (found, self._literal(defaults.get(column.name), found))
-            for column, found in plan.added
+            column.name: (column_type, self._literal(defaults.get(column.name), column_type))
+            for column, column_type in plan.added
         }
         keys = frozenset(fold_name(key) for key in shape.keys)
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
@@ -392,9 +392,12 @@ class SqlTable:
         run.
         """
         keys = frozenset(fold_name(key) for key in self._shape.keys)
-        named = {fold_name(one): (one, found) for one, found in self._present.items()}
-        own, found = named[fold_name(name)]
-        return self._dialect.retyped(self.place.location, own, found, wanted, keys)
+        named = {
+            fold_name(column_name): (column_name, column_type)
+            for column_name, column_type in self._present.items()
+        }
+        own, column_type = named[fold_name(name)]
+        return self._dialect.retyped(self.place.location, own, column_type, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
         """Alter the columns of the table, of its view, and of the side table of gathered changes.
@@ -457,8 +460,8 @@ class SqlTable:
         with self._connections.kept_awake(cursor), self._transaction() as changing:
             yield changing
 
-    def _literal(self, text: str | None, found: str) -> str | None:
-        return None if text is None else self._dialect.literal(text, found)
+    def _literal(self, text: str | None, column_type: str) -> str | None:
+        return None if text is None else self._dialect.literal(text, column_type)
 
     def _check_rows(self, entry: Entry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
@@ -515,8 +518,8 @@ class SqlTable:
             SchemaRefusedError: the target lacks a column of the shape.
         """
         fold = folding(self._present, (column.name for column in shape.columns))
-        known = {fold(name): found for name, found in self._present.items()}
-        missing = [column.name for column in shape.columns if fold(column.name) not in known]
+        types = {fold(name): column_type for name, column_type in self._present.items()}
+        missing = [column.name for column in shape.columns if fold(column.name) not in types]
         if missing:
             raise SchemaRefusedError(
                 f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
@@ -524,16 +527,16 @@ class SqlTable:
             )
         natives = self._natives(shape)
         return [
-            natives[at].staged if at in natives else known[fold(column.name)]
-            for at, column in enumerate(shape.columns)
+            natives[index].staged if index in natives else types[fold(column.name)]
+            for index, column in enumerate(shape.columns)
         ]
 
     def _native_types(self, shape: TargetSchema) -> tuple[tuple[str, str], ...]:
         """Return names and types of the staging columns in which ``cast_staged`` puts values cast to native
         types.
         """
-        found = self._natives(shape).items()
-        return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
+        natives = self._natives(shape).items()
+        return tuple((native_name(index), fit.kept) for index, fit in natives if fit.kept is not None)
 
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
@@ -579,8 +582,8 @@ class SqlTable:
         if merge.kept:
             omitted = None if batch.lenient else not_stored(cursor, merge, batch.shape)
             if omitted is not None:
-                message, place = omitted
-                raise ValueNotStoredError(message, **place, table=self._table)
+                message, context = omitted
+                raise ValueNotStoredError(message, **context, table=self._table)
             fill_kept(cursor, self._dialect.database, merge)
         return self._dialect.merge(cursor, merge)
 
@@ -727,7 +730,7 @@ def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> s
     ``alias``: the table's alias in the query; empty for none.
     """
     named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
-    living = [f"{place.quote(name)} {said}" for name, said in _LIVING.items() if name in columns]
+    living = [f"{place.quote(name)} {condition}" for name, condition in _LIVING.items() if name in columns]
     where = f" WHERE {' AND '.join(living)}" if living else ""
     return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{where}"
 
@@ -747,8 +750,8 @@ class SqlShard:
         """
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
-        name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
-        return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
+        name, column_type = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
+        return f"{self._dialect.quote(name)} = {self._dialect.literal(value, column_type)}"
 
     def new(self, shape: TargetSchema) -> tuple[tuple[TargetColumn, str], ...]:
         """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
@@ -776,8 +779,8 @@ class SqlShard:
         fold = folding(present, (column.name for column in shape.columns))
         given = {fold(name): text for name, text in defaults.items()}
         sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold(name)], found)}"
-            for name, found in present.items()
+            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold(name)], column_type)}"
+            for name, column_type in present.items()
             if fold(name) in given
         ]
         if sets:

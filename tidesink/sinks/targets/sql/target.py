@@ -113,10 +113,10 @@ class SqlTarget:
         exist.
         """
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
-        found = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
-        if found.exists:
-            return found
-        found.close()
+        table_reader = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
+        if table_reader.exists:
+            return table_reader
+        table_reader.close()
         return None
 
 
@@ -203,12 +203,12 @@ class SqlPreflight(PreflightChecks):
         if config.cuts is not None and wanted:
             wanted[place_in(settings.table, CUTS_TABLE, dialect.quote)] = False
         with _asking(Connections(dialect, endpoint_of(settings))) as cursor:
-            found = [
+            grants = [
                 grant
                 for place, changes in wanted.items()
                 for grant in dialect.missing_grants(cursor, place, changes=changes)
             ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(grants))
 
 
 def _is_changed(config: Config, table: TableId) -> bool:

@@ -130,13 +130,13 @@ class RegisteredSchemas(MemorySchemaRegistry):
         Raises:
             RegistryError: the driver did not register the schema.
         """
-        known = self._known.get((subject, schema_text))
-        if known is None:
+        schema_id = self._known.get((subject, schema_text))
+        if schema_id is None:
             raise RegistryError(
                 "The schema was not registered before its rows were sent. Report this with the log.",
                 subject=subject,
             )
-        return known
+        return schema_id
 
 
 class _Noting(MemorySchemaRegistry):
@@ -149,9 +149,9 @@ class _Noting(MemorySchemaRegistry):
 
     def register(self, subject: str, schema_text: str) -> int:
         """Register a message schema at the schema registry, and return its id."""
-        found = self._registry.register(subject, schema_text)
-        self.ids[subject, schema_text] = found
-        return found
+        schema_id = self._registry.register(subject, schema_text)
+        self.ids[subject, schema_text] = schema_id
+        return schema_id
 
 
 @dataclass(frozen=True)
@@ -296,18 +296,18 @@ class Encoder:
         )
 
     def _written(self, row: Row) -> dict[str, Value]:
-        found: dict[str, Value] = dict(row)
-        for name in self._booleans.intersection(found):
-            found[name] = None if (value := found[name]) is None else int(value)
-        for name in self._instants.intersection(found):
-            if isinstance(value := found[name], str):
-                found[name] = _local(value.removesuffix("+00:00"), self._zone, name)
-        return found
+        values: dict[str, Value] = dict(row)
+        for name in self._booleans.intersection(values):
+            values[name] = None if (value := values[name]) is None else int(value)
+        for name in self._instants.intersection(values):
+            if isinstance(value := values[name], str):
+                values[name] = _local(value.removesuffix("+00:00"), self._zone, name)
+        return values
 
-    def _placeholder(self, name: str, kept: tuple[str, ...]) -> Any:
+    def _placeholder(self, name: str, omitted: tuple[str, ...]) -> Any:
         reader = row_of(self._schema.by_name[name].type).reader
         if not CODECS[self._protocol].leaves_out or reader not in ("text", "binary"):
-            raise ValueNotStoredError(_KEPT.format(columns=", ".join(kept), protocol=self._protocol))
+            raise ValueNotStoredError(_KEPT.format(columns=", ".join(omitted), protocol=self._protocol))
         return PLACEHOLDER if reader == "text" else PLACEHOLDER.encode()
 
 

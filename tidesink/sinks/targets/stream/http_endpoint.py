@@ -153,9 +153,9 @@ class HttpTarget:
             SchemaRefusedError: the table has no key, or uses soft deletes.
         """
         check_shape(shape, delete_mode)
-        place = place_of(self.settings, shape.table)
+        url = place_of(self.settings, shape.table)
         ledger = StoreLedger(
-            self.store, ("http", place), shape.table, source=shape.source, pipeline=pipeline, keys=shape.keys
+            self.store, ("http", url), shape.table, source=shape.source, pipeline=pipeline, keys=shape.keys
         )
         return HttpTable(self.settings, shape, ledger=ledger)
 
@@ -419,9 +419,9 @@ def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
 
     The idempotency key is a hash of the batch and the body, so a request that is sent again has the same key.
     """
-    place = orjson.dumps([stamp.pipeline, *stamp.table, stamp.batch, stamp.cut])
+    identity = orjson.dumps([stamp.pipeline, *stamp.table, stamp.batch, stamp.cut])
     return {
-        IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
+        IDEMPOTENCY_HEADER: hashlib.sha256(identity + b"\n" + body).hexdigest(),
         EPOCH_HEADER: str(stamp.epoch),
         BATCH_HEADER: str(stamp.batch),
     }
@@ -502,10 +502,10 @@ class Slices:
     def _object(self, row: MessageRow) -> dict[str, Any]:
         row.check_key()
         after = None if row.after is None else self._values(row.after)
-        found = {**self._head(row.op), "key": self._values(row.key), "after": after}
+        document = {**self._head(row.op), "key": self._values(row.key), "after": after}
         if row.commit_ts is not None:
-            found["commit_ts"] = row.commit_ts
-        return {**found, "kept": list(row.kept)} if row.kept else found
+            document["commit_ts"] = row.commit_ts
+        return {**document, "kept": list(row.kept)} if row.kept else document
 
     def _values(self, row: Row) -> dict[str, Any]:
         return {name: json_value(value, self._types.get(name)) for name, value in row.items()}

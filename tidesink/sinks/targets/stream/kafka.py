@@ -80,8 +80,8 @@ def try_target(settings: KafkaSettings) -> str:
     Raises:
         TidesinkError: the brokers or the registry do not answer, or refuse access.
     """
-    found = len(TargetTopics(settings).names())
-    answer = f"{settings.bootstrap_servers} answers with {found} topics"
+    count = len(TargetTopics(settings).names())
+    answer = f"{settings.bootstrap_servers} answers with {count} topics"
     if settings.schema_registry is None:
         return answer
     registry = settings.schema_registry.open()
@@ -292,14 +292,14 @@ def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
 
 def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
     """Return the Kafka headers of the message that a row is encoded to."""
-    said: dict[str, object] = {
+    headers: dict[str, object] = {
         IDEMPOTENCY_HEADER: f"{stamp.pipeline}/{stamp.table}/{stamp.batch}/{stamp.cut}",
         EPOCH_HEADER: stamp.epoch,
         BATCH_HEADER: stamp.batch,
     }
     if row.place is not None:
-        said[SOURCE_HEADER] = shown_place(row.place)
-    return [(name, str(value).encode()) for name, value in said.items()]
+        headers[SOURCE_HEADER] = shown_place(row.place)
+    return [(name, str(value).encode()) for name, value in headers.items()]
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ class _Sending:
             elif self._failed is None or self._failed[0].code() == error.code():
                 # A broker may refuse many messages at once. The largest one is reported.
                 refused = [parcel] if self._failed is None else [self._failed[1], parcel]
-                self._failed = error, max(refused, key=lambda one: one.size)
+                self._failed = error, max(refused, key=lambda candidate: candidate.size)
 
         return note
 
@@ -459,8 +459,8 @@ class TargetTopics:
             TransientTargetError: no broker answers.
         """
         try:
-            found = self._find(topic)
-            return self._made(topic) if found is None else found
+            existing = self._find(topic)
+            return self._made(topic) if existing is None else existing
         except KafkaException as exc:
             raise self._error(exc, topic) from exc
 
@@ -473,10 +473,10 @@ class TargetTopics:
             TransientTargetError: no broker answers.
         """
         try:
-            found = self._find(opened.name)
+            current = self._find(opened.name)
         except KafkaException as exc:
             raise self._error(exc, opened.name) from exc
-        if found is None or found.topic_id != opened.topic_id:
+        if current is None or current.topic_id != opened.topic_id:
             raise StaleProgressError(
                 "The topic was deleted or created again after the table was opened, so the sent messages "
                 "are lost. Start the worker again. It then sends the table again from the start of its "
@@ -538,9 +538,9 @@ class TargetTopics:
                 raise
         deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
-            found = self._find(topic)
-            if found is not None:
-                return found
+            created = self._find(topic)
+            if created is not None:
+                return created
             time.sleep(_PAUSE)  # not every broker lists a new topic at once
         raise TransientTargetError(
             "The topic was created, but Kafka does not list it yet. The worker tries again.", topic=topic

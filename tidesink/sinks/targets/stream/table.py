@@ -121,7 +121,7 @@ class LedgerEntry:
             "epoch": self.epoch,
             "sent_epoch": self.sent_epoch,
             "follows": self.follows,
-            "columns": None if self.columns is None else [list(one) for one in self.columns.items()],
+            "columns": None if self.columns is None else [list(item) for item in self.columns.items()],
             "progress": None if self.progress is None else as_document(self.progress),
             "result": None if result is None else [result.upserted, result.deleted, result.version],
         }
@@ -160,7 +160,7 @@ class LedgerEntry:
             [
                 name,
                 topic.topic_id,
-                sorted((number, at.next_offset) for number, at in topic.partitions.items()),
+                sorted((number, partition.next_offset) for number, partition in topic.partitions.items()),
             ]
             for name, topic in sorted(progress.topics.items())
         ]
@@ -467,8 +467,8 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     if row is None:
         return
     text = (_AGAIN if tells else _NO_WORD).format(columns=", ".join(row["_kept"]), protocol=protocol)
-    place = {name.removeprefix("_"): row[name] for name in places}
-    raise ValueNotStoredError(text, **place, table=str(batch.shape.table))
+    context = {name.removeprefix("_"): row[name] for name in places}
+    raise ValueNotStoredError(text, **context, table=str(batch.shape.table))
 
 
 COMMIT_TS = "_commit_ts"
@@ -524,17 +524,22 @@ class MessageRows:
         """Yield the rows of an Arrow batch that has the columns which ``message_columns`` returns."""
         names = batch.schema.names
         count = batch.num_rows
-        kept = _listed(batch, "_kept", names) or [None] * count
+        omissions = _listed(batch, "_kept", names) or [None] * count
         commit_ts = _listed(batch, COMMIT_TS, names) or [None] * count
         places = zip(*(_listed(batch, name, names) or () for name in PLACE_COLUMNS), strict=False)
-        known: list[Any] = list(places) or [None] * count
+        row_places: list[Any] = list(places) or [None] * count
         keys, afters = self._rows(batch.column("key")), self._rows(batch.column("after"))
-        for at, op in enumerate(batch.column("_op").to_pylist()):
-            after, omitted = afters[at], tuple(name for name in kept[at] or () if name in self._readers)
+        for index, op in enumerate(batch.column("_op").to_pylist()):
+            after, omitted = (
+                afters[index],
+                tuple(name for name in omissions[index] or () if name in self._readers),
+            )
             if after is not None and omitted:
                 after = {name: value for name, value in after.items() if name not in omitted}
-            key = keys[at] or {}
-            yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
+            key = keys[index] or {}
+            yield MessageRow(
+                op, key, None if op == "delete" else after, commit_ts[index], omitted, row_places[index]
+            )
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
         # Payloads may have columns that are not in the shape. They are not sent.
@@ -549,9 +554,9 @@ class MessageRows:
     def _values(self, values: pa.Array, name: str) -> list[Value]:
         if pa.types.is_timestamp(values.type):
             values = values.cast(pa.timestamp("us"))  # for an instant: the time in UTC
-        found: list[Value] = values.to_pylist()
+        items: list[Value] = values.to_pylist()
         read = self._readers[name]
-        return found if read is None else [None if value is None else read(value) for value in found]
+        return items if read is None else [None if value is None else read(value) for value in items]
 
 
 def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any] | None:
