@@ -54,7 +54,7 @@ _ONLY_STRINGS: Final = (pa.string(), pa.large_string())
 
 
 class ColumnResult(NamedTuple):
-    """A converted column, with masks of the values that are null or chosen for a special reason.
+    """A converted column, with masks of the values that could not be converted or that a policy decided.
 
     ``values`` has the column's ``arrow_type``. A value is null if the source value is null, if it could not
     be converted, or if it is an invalid date that became null. ``unproven``: values that could not be
@@ -83,7 +83,7 @@ class PythonResult(NamedTuple):
 
 
 def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> pa.DataType:
-    """Returns the Arrow type that holds every value of a column exactly: the one of its Spark type."""
+    """Returns the Arrow type that corresponds to a column's Spark type; it holds every value exactly."""
     return arrow_of_spark(spark_type(column_type, zero_date=zero_date).ddl)
 
 
@@ -98,10 +98,11 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
 
 
 class _Plan(NamedTuple):
-    """Functions and types that convert one column.
+    """The functions that convert one column, and its types at the source and in Arrow.
 
-    ``read_value`` and ``read_text`` convert a single value or a single text. ``usual`` converts a whole array
-    of texts in their usual form; it is None if there is no such function.
+    ``read_value`` converts a single value of a ChangeEvent, ``read_text`` a single text of canal-json.
+    ``usual`` converts a whole array of texts in their usual form; it is None if there is no such function for
+    the type.
     """
 
     type: ColumnType
@@ -224,7 +225,7 @@ def _from_strings(texts: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
-    """Expands a mask of the selected rows to a mask of all rows."""
+    """Expands a mask of some rows to a mask of all rows. ``rows``: mask that selects these rows."""
     if part is None:
         return None
     whole = np.zeros(len(rows), np.bool_)
@@ -247,7 +248,10 @@ def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
-    """Returns a mask of the rows from the flags of their distinct values; False for null."""
+    """Expands flags of the distinct values to a mask of all rows; the mask is False for nulls.
+
+    ``codes``: each row's index among the distinct values.
+    """
     if flags is None:
         return None
     rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
@@ -321,13 +325,16 @@ def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
 
 
 def _overflowed(values: Sequence[Any], packed: pa.Array) -> bool:
-    """Returns True if a finite number became infinite when it was converted to a 32-bit float."""
+    """Returns True if a finite number became infinite in ``packed``, the same numbers as 32-bit floats."""
     infinite = pc.sum(pc.is_inf(packed)).as_py() or 0
     return bool(infinite != sum(value in (float("inf"), float("-inf")) for value in values))
 
 
 def _from_numbers(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    """Converts all values at once by an exact cast; returns None if a value must be converted by itself."""
+    """Converts all values at once by an exact cast.
+
+    Returns None if there is no exact cast to the type ``target``, or if it fails for a value.
+    """
     cast = _cast_of(values.type, target)
     if cast is None:
         return None

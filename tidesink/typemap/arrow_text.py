@@ -73,7 +73,7 @@ _FIRST_MICROS: Final = -62_135_596_800_000_000
 class _View(NamedTuple):
     """The bytes of an array of texts, without a copy.
 
-    ``starts`` and ``ends`` are the positions of the texts that are not null.
+    ``starts`` and ``ends`` hold, for each text that is not null, where it begins and ends in ``data``.
     """
 
     data: NDArray[np.uint8]
@@ -81,7 +81,7 @@ class _View(NamedTuple):
     ends: NDArray[np.int32]
 
     def places(self, *places: int) -> list[NDArray[np.uint8]]:
-        """Returns, for each position, the byte at this position of every text.
+        """Returns one array per position in ``places``, with the byte that each text has at this position.
 
         Every text must be longer than the greatest position.
         """
@@ -116,9 +116,10 @@ def _valid(texts: pa.Array) -> Mask:
 
 
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
-    """Returns the function that converts the usual texts of a column.
+    """Returns the function that converts all texts of a column in their usual form at once.
 
-    Returns None if there is no such function, so that each distinct text must be converted by itself.
+    Returns None if there is no such function for the type; each distinct text must then be converted by
+    itself.
     """
     reader = row_of(column_type).reader
     if reader in ("text", "binary"):
@@ -158,9 +159,9 @@ def _latin1(texts: pa.Array) -> Converted:
 
 
 def _encoded(texts: pa.Array) -> pa.Array:
-    """Encodes all texts in ISO-8859-1 at once.
+    """Converts an array of texts to their bytes in ISO-8859-1, all at once.
 
-    The ends of the texts are moved by the bytes that UTF-8 needs in addition.
+    A text is shorter in ISO-8859-1 than in UTF-8, so its offsets are computed again.
     """
     offsets = _offsets(texts)
     data = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
@@ -173,9 +174,9 @@ def _encoded(texts: pa.Array) -> pa.Array:
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
-    """Returns the pattern of texts that the target stores unchanged as text.
+    """Returns the pattern of the texts that a string column of the target stores unchanged.
 
-    Returns None if each distinct text must be read by itself.
+    Returns None if there is no such pattern; each distinct text must then be converted by itself.
     """
     reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
     if reader == "decimal":
@@ -223,9 +224,10 @@ def _cast_usual(
 ) -> Converted:
     """Casts the whole array if ``look`` accepts it, otherwise only the texts that match ``pattern``.
 
-    ``seldom`` finds rare texts to exclude first, because a failing cast costs microseconds per such text.
-    ``longest`` limits the length of texts instead of the pattern, because RE2 is slow to compile counts in
-    the hundreds. Texts that are not cast are marked in the result's mask.
+    ``seldom`` finds rare texts that the cast does not accept, such as zero dates; they are excluded first,
+    because otherwise the cast of the whole array would fail. ``longest`` is the greatest length of a text; it
+    is not part of the pattern, because RE2 is slow to compile counts in the hundreds. The result's mask marks
+    the texts that were not cast.
     """
     apart = None if seldom is None else seldom(texts)
     tried = _cast_looked_at(texts if apart is None else _without(texts, apart), look, cast)
@@ -256,7 +258,7 @@ def _leaving(converted: Converted, left: Mask) -> Converted:
 
 
 def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
-    """Returns a mask of the values outside the bounds; None if all values are inside."""
+    """Returns a mask of the values below ``low`` or above ``high``; None if there are no such values."""
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or (ends["min"] >= low and ends["max"] <= high):
         return None
@@ -315,7 +317,7 @@ def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
 def _is_padded(view: _View, whole: int, scale: int) -> bool:
     """Returns True if each text has ``scale`` digits after a point, and one to ``whole`` digits before it.
 
-    The later cast checks that a minus is only at the start and that there is only one point.
+    The cast that follows fails if a minus is not at the start, or if there are two points.
     """
     lengths = view.ends - view.starts
     if lengths.max() > (scale + 1 if scale else 0) + whole or lengths.min() < (scale + 2 if scale else 1):
@@ -331,9 +333,9 @@ def _is_padded(view: _View, whole: int, scale: int) -> bool:
 
 
 def _is_float(view: _View) -> bool:
-    """Returns True if all texts can be floats: digits, minus and point, with no point at either end.
+    """Returns True if all texts look like floats: digits, minus and point, with no point at either end.
 
-    The later cast fails for a second point, and for a minus inside a text.
+    The cast that follows fails for a second point, and for a minus inside a text.
     """
     lengths = view.ends - view.starts
     if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
@@ -365,9 +367,9 @@ def _is_day(view: _View) -> bool:
 
 
 def _is_clock(view: _View, shortest: int = 19) -> bool:
-    """Returns True if all texts can be a date and time: long enough, with a space and colons in their places.
+    """Returns True if all texts look like a date and time: long enough, with a space and two colons.
 
-    The later cast checks the rest.
+    Only these three characters are checked, at their positions; the cast that follows checks all others.
     """
     if (view.ends - view.starts).min() < shortest:
         return False
@@ -376,12 +378,12 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
 
 
 def _is_instant(view: _View) -> bool:
-    """Returns True if all texts can be a date and time with an offset in hours and minutes."""
+    """Returns True if all texts look like a date and time with an offset in hours and minutes."""
     return _is_clock(view, 25) and bool((view.data[view.ends - 3] == _COLON).all())
 
 
 def _zero_dates(texts: pa.Array) -> Mask | None:
-    """Returns a mask of texts whose month or day is 00, such as MySQL's zero dates, or None."""
+    """Returns a mask of the texts whose month or day is 00, such as MySQL's zero dates; None without such."""
     view = _view(texts)
     if not len(view.starts) or (view.ends - view.starts).min() < 10:
         return None
@@ -490,10 +492,9 @@ def _less(local: Micros, offset: Micros | np.int64) -> Micros:
 
 
 def _years(local: Micros) -> tuple[int, ...]:
-    """Returns the years of the local times, ascending.
+    """Returns the years of the local times, in ascending order.
 
-    If the first and the last year are near each other, the years between them are included, even if no time
-    is in them.
+    If the first and the last year are less than 100 years apart, all years between them are included.
     """
     first, last = _year(local.min()), _year(local.max())
     if last - first < _FEW_YEARS:
@@ -503,7 +504,7 @@ def _years(local: Micros) -> tuple[int, ...]:
 
 
 def sets_clocks_back(zone: tzinfo, year: int) -> bool:
-    """Returns True if the zone's clocks show some time of this year or the next year twice."""
+    """Returns True if the zone's clocks show some local times twice in ``year`` or in the next year."""
     return has_known_offsets(zone) and bool(_periods((year, year + 1), zone)[2].any())
 
 
@@ -554,7 +555,10 @@ def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], 
 
 
 def _change(before: datetime, after: datetime, held: int, offset: Offset) -> datetime:
-    """Returns the first whole second after ``before`` at which the zone has another offset than ``held``."""
+    """Returns the first whole second between ``before`` and ``after`` at which the zone's offset has changed.
+
+    ``held``: the offset at ``before``, in microseconds.
+    """
     while after - before > _SECOND:
         middle = before + (after - before) // _SECOND // 2 * _SECOND
         if offset(middle) == held:

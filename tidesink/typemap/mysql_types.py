@@ -42,7 +42,10 @@ class Token(NamedTuple):
     text: str
 
     def says(self, *words: str) -> bool:
-        """Returns True if the token is one of these signs or unquoted words (in upper case)."""
+        """Returns True if the token is one of ``words``: signs, or unquoted words in upper case.
+
+        The token's own case does not matter.
+        """
         return self.kind in ("word", "sign") and self.text.isascii() and self.text.upper() in words
 
 
@@ -187,8 +190,8 @@ _END = Token("sign", "")
 class SqlReader:
     """Reads SQL tokens one by one.
 
-    Methods whose name begins with ``skip`` return True if they consumed tokens. Other methods that consume
-    tokens raise ConfigError if the expected token does not follow.
+    ``skip`` and ``skip_any`` return True if they consumed tokens. The other methods that consume tokens raise
+    ConfigError if the expected token does not follow.
     """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
@@ -225,25 +228,25 @@ class SqlReader:
         return all(self.peek(n).says(word) for n, word in enumerate(words))
 
     def skip(self, *words: str) -> bool:
-        """Consumes these words if they are the next tokens, in this order, and then returns True."""
+        """Consumes these words if they are the next tokens, in this order; returns True if they are."""
         if not self.sees(*words):
             return False
         self._at += len(words)
         return True
 
     def skip_any(self, *words: str) -> bool:
-        """Consumes the next token if it is one of these words, and then returns True."""
+        """Consumes the next token if it is one of these words; returns True if it is."""
         if not self.peek().says(*words):
             return False
         self._at += 1
         return True
 
     def copy(self) -> SqlReader:
-        """Returns a second reader of the tokens that are not yet read."""
+        """Returns an independent reader, which begins at the next token."""
         return SqlReader(self._tokens[self._at :])
 
     def put_back(self, token: Token) -> None:
-        """Inserts a token before the tokens that are not yet read."""
+        """Makes ``token`` the next token that is read."""
         self._tokens, self._at = [token, *self._tokens[self._at :]], 0
 
     def need(self, *words: str) -> None:
@@ -291,7 +294,7 @@ class SqlReader:
         return rest
 
     def parts(self) -> list[SqlReader]:
-        """Consumes all tokens that are left, and returns one reader for each part between commas."""
+        """Consumes all remaining tokens, splits them at commas, and returns one reader for each part."""
         return [SqlReader(part) for part in split_by_comma(self.rest()) if part]
 
     def skip_item(self) -> None:
@@ -375,7 +378,7 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
 
 
 def parse_members(arguments: str) -> tuple[str, ...]:
-    """Returns the members, without quotes, in the arguments of an ENUM or SET."""
+    """Returns the members in the arguments of an ENUM or SET (such as ``'a','b'``), without their quotes."""
     return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
 
 
@@ -415,9 +418,9 @@ _BINARY = {
 
 
 def as_bytes(column_type: ColumnType) -> ColumnType:
-    """Returns the type that a column has after CONVERT TO CHARACTER SET binary.
+    """Returns the type that a column has after ALTER TABLE … CONVERT TO CHARACTER SET binary.
 
-    Types other than text do not change.
+    This statement changes text types to the corresponding binary types, and no other types.
     """
     name = _BINARY.get(column_type.name)
     if name is None or column_type.sql is None:
@@ -499,7 +502,7 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
 
 
 def _constant(expression: list[Token]) -> list[Token]:
-    """Returns a default's tokens; a literal that consists of several tokens is reduced to one.
+    """Replaces a literal of several tokens in a default by one token; returns other tokens unchanged.
 
     Such literals are ``DATE'2020-01-01'``, the same in ODBC's form (``{d '2020-01-01'}``), and adjacent
     strings, which form one string.
@@ -514,9 +517,9 @@ def _constant(expression: list[Token]) -> list[Token]:
 
 
 def _is_precision(tokens: Sequence[Token]) -> bool:
-    """Returns True if the tokens are empty, or are parentheses with at most a number between them.
+    """Returns True if the tokens may follow a function for the current time, such as CURRENT_TIMESTAMP.
 
-    Such tokens may follow the name of a function for the current time.
+    These are no tokens, ``()``, and a number in parentheses.
     """
     if not tokens:
         return True
@@ -611,9 +614,9 @@ def _labels(literal: Token, column_type: ColumnType) -> str:
 
 
 def _member(members: Sequence[str], text: str) -> str | None:
-    """Returns the ENUM or SET member that a default names, or None.
+    """Returns the ENUM or SET member to which the text of a default refers, or None.
 
-    A member in the same case is preferred to a member that differs in case.
+    Upper and lower case may differ, but a member in the same case is preferred.
     """
     if text in members:
         return text
@@ -650,7 +653,10 @@ _ZERO = {
 
 
 def zero_text(column_type: ColumnType) -> str:
-    """Returns TiDB's value in old rows of a column that was added as NOT NULL without a default."""
+    """Returns the value, as text, that existing rows get if a NOT NULL column is added without a default.
+
+    It is the value that TiDB uses.
+    """
     reader = row_of(column_type).reader
     if reader == "binary":
         return _padded("", column_type)
@@ -662,10 +668,10 @@ def zero_text(column_type: ColumnType) -> str:
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
-    """Converts the text of a default to another type of the column, as TiDB converts the stored values.
+    """Converts the text of a default after the column's type changed, as TiDB converts stored values.
 
-    A column that was added as BIT and is now INT still has the default from its BIT type, so its text must be
-    converted.
+    For example, a column that was added as BIT and is now INT still has the default text of its BIT type.
+    ``was``: type of the column when it got the default. ``now``: the column's present type.
     """
     old, new = row_of(was).reader, row_of(now).reader
     fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)

@@ -1,11 +1,11 @@
-"""The table of native column types of databases: which source types each one holds exactly, and how.
+"""Native column types of Postgres, MySQL and MariaDB: which source types each one holds exactly, and how.
 
 tidesink's own types (``render_sql``) accept the source's values as they are written. A table that a user
 created may have other types: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two
-steps. The staging table has each value twice: in a type for the source's type (``staged``), and in a column
-of the native type, which the merge's transaction fills by the expression ``cast``. Then the condition
-``same`` must hold for every value. If the native type would cut, round, pad, fold or respell a value, the
-condition fails, and the batch raises an error before any row of the table is written.
+steps. The staging table has each value twice: in a column of a type that accepts it unchanged (``staged``),
+and in a column of the native type, which the merge's transaction fills by the expression ``cast``. Then the
+condition ``same`` must be true for every value. If the native type would cut, round, pad, fold or respell a
+value, the condition is false, and the batch raises an error before any row of the table is written.
 
 A rule's expressions contain ``{s}`` for the staged value, ``{t}`` for the native value, and ``{type}`` for
 the native type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test
@@ -63,11 +63,12 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Native:
-    """The way in which values of a source column are stored in a column of a native type.
+    """How the values of a source column are stored in a column of a native type.
 
-    ``found``: the native type. ``wanted``: tidesink's own type that holds every value. ``staged``: type of
-    the staged values. ``kept``: type of the staging column that is filled by ``cast``; None if the staged
-    column itself has the native type, which then holds every value of the source's type.
+    ``found``: the native type. ``wanted``: the type that tidesink itself would give the column. ``staged``:
+    type of the first staging column, into which the source's values are loaded. ``kept``: type of the second
+    staging column, which is filled by ``cast``; None if the native type holds every value of the source's
+    type, so that values are loaded in the native type and no second column is needed.
     """
 
     found: str
@@ -87,7 +88,7 @@ class Native:
 
 
 class Wider(NamedTuple):
-    """A native column that holds the source's values only after its type is changed to ``wanted``."""
+    """A native column whose type must be changed to ``wanted`` before it can hold the source's values."""
 
     wanted: str
 
@@ -271,7 +272,7 @@ _OF_READER: Final[Mapping[str, Kind]] = {
 
 
 def kind_of(column: TargetColumn) -> Kind:
-    """Returns the kind of a column's values, by which the rules for native types are chosen."""
+    """Returns the kind of a column's values; the rules for native types depend on it."""
     row = row_of(column.type)
     if row.name in _TIME_ROWS:
         return _TIME_ROWS[row.name]  # type: ignore[return-value]
@@ -289,9 +290,9 @@ def kind_of(column: TargetColumn) -> Kind:
 
 
 def native_of(column: TargetColumn, found: str, database: Database) -> Native | Wider | Refused | None:
-    """Returns how a column with the type ``found`` stores a source's values.
+    """Returns how a target column with the type ``found`` stores the source's values, or why it cannot.
 
-    Returns None if the type is one of tidesink's own types, which need no conversion.
+    Returns None if ``found`` is one of tidesink's own types, whose values need no conversion.
     """
     wanted = _wanted(column, found, database)
     kind = kind_of(column)
@@ -322,9 +323,9 @@ def native_of(column: TargetColumn, found: str, database: Database) -> Native | 
 
 
 def reading_type(column: TargetColumn | None, database_type: str, database: Database) -> str:
-    """Returns the Spark type in which a target's column is read.
+    """Returns the Spark type in which a column of the target table is read.
 
-    For a native type, that is the type of the source's column.
+    If the column has a native type, this is the Spark type of the source's column.
     """
     if column is not None and isinstance(native_of(column, database_type, database), Native | Wider):
         return column.spark
@@ -332,9 +333,9 @@ def reading_type(column: TargetColumn | None, database_type: str, database: Data
 
 
 def native_text(column: str, database_type: str, database: Database) -> str | None:
-    """Returns the SQL expression that converts a native column to the text that the source has.
+    """Returns the SQL expression that reads a native column as the text that the source has for its values.
 
-    Returns None if the column can be read without an expression.
+    Returns None if no expression is needed.
     """
     word, arguments = _parts(database_type)
     if database == "mysql":
@@ -352,7 +353,11 @@ def native_text(column: str, database_type: str, database: Database) -> str | No
 
 
 def native_spelling(column: TargetColumn, database_type: str, database: Database) -> Spelling | None:
-    """Returns how a column's type changes the spelling of texts; None if texts keep their spelling."""
+    """Returns how a target column's type changes the spelling of the source's texts; None if it does not.
+
+    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members and
+    the form of numbers change.
+    """
     word, _ = _parts(database_type)
     if kind_of(column) == "decimal" and column.spark == "string":
         return "digits"
@@ -382,10 +387,10 @@ def refused_natives(
 
 
 def _wanted(column: TargetColumn, database_type: str, database: Database) -> str:
-    """Returns tidesink's own type for the column.
+    """Returns the type that tidesink itself would give the column.
 
-    MySQL needs the length of a key's text. If it is not known, the type that the column already has is
-    returned.
+    In MySQL, a text column in a key needs a length. If the length is not known, returns ``database_type``,
+    the type that the column has.
     """
     try:
         return sql_type(column, database, KEY_LENGTH)
@@ -394,7 +399,7 @@ def _wanted(column: TargetColumn, database_type: str, database: Database) -> str
 
 
 def _parts(database_type: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the word by which a native type is looked up, and the type's arguments."""
+    """Returns the word by which a native type is looked up in the rules, and the type's arguments."""
     base = plain_type(database_type)
     arguments = _ARGUMENTS.search(base)
     given = tuple(argument.strip() for argument in arguments[1].split(",")) if arguments else ()
@@ -408,7 +413,10 @@ def _parts(database_type: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_own(column: TargetColumn, database_type: str, kind: Kind, wanted: str, database: Database) -> bool:
-    """Returns True for a type that tidesink itself creates, which ``columns.plan_columns`` checks."""
+    """Returns True if a column's type is one that tidesink itself creates.
+
+    Such types need no rule here; ``columns.plan_columns`` checks them.
+    """
     if plain_type(database_type) != database_type or (
         isinstance(database_type, FoundType) and (database_type.is_enum or database_type.charset)
     ):
@@ -438,7 +446,7 @@ def _is_own(column: TargetColumn, database_type: str, kind: Kind, wanted: str, d
 def _is_known(
     word: str, arguments: tuple[str, ...], database_type: str, kind: Kind, database: Database
 ) -> bool:
-    """Returns True if the rule for a type also covers its arguments, or its elements if it is an array."""
+    """Returns True if the rule for ``word`` applies to a type with these arguments or array elements."""
     if word == "array":
         element = " ".join(_ARGUMENTS.sub("", plain_type(database_type).removesuffix("[]")).split())
         return element in _ELEMENT_TYPES or (isinstance(database_type, FoundType) and database_type.is_enum)
@@ -478,7 +486,7 @@ def _holds_all(column: TargetColumn, word: str, database_type: str, kind: Kind) 
 
 
 def _staged(column: TargetColumn, kind: Kind, database: Database) -> str:
-    """Returns tidesink's own type that accepts every value of the source's type unchanged."""
+    """Returns the type of the staging column: tidesink's own type, which accepts every value unchanged."""
     if kind in ("text", "char", "json", "list", "object", "time"):
         return OF_SPARK[database]["string"]
     return sql_type(replace(column, key=False), database)

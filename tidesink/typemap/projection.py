@@ -1,13 +1,13 @@
 """Parses and checks row filters, and applies a table's projection: its chosen columns, names and filter.
 
 A row filter is a condition on a table's rows in Spark's SQL. Spark evaluates the text of the condition as the
-user wrote it; only column names are replaced. So the checks in this module decide which conditions raise an
-error, but never what a condition means.
+user wrote it; only column names are replaced. So this module decides which conditions are rejected, but not
+what a condition means.
 
-Without Spark and Java, this module also finds types and patterns that are certainly wrong. The types come
-from sqlglot; if sqlglot does not know a type, the condition is accepted. A regular expression raises an error
-only if no version of ``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing.
-Spark and Java check everything else when the filter runs.
+This module runs without Spark and Java, and rejects only what is certainly wrong. It takes the types of
+expressions from sqlglot, and accepts an expression whose type sqlglot does not know. It rejects a regular
+expression only if no version of ``java.util.regex.Pattern`` accepts it, because a part is not closed or
+nothing precedes a repetition. Spark and Java check everything else when the filter runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _WORDS: Final = frozenset(
 
 
 class _Mention(NamedTuple):
-    """A column name in the text of a condition, with its start and its exclusive end in the text."""
+    """A column name in the text of a condition. ``text[start:end]`` is the name as it is written there."""
 
     name: str
     start: int
@@ -89,7 +89,7 @@ class _Mention(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A condition on rows that passed the checks.
+    """A row filter that passed the checks of ``read_filter``.
 
     ``mentions`` holds the column names in the condition, in the order of the text.
     """
@@ -122,12 +122,12 @@ class RowFilter:
 
 
 def read_filter(text: str) -> RowFilter | None:
-    """Parses and checks a row filter; returns None for ``true``, which every row satisfies.
+    """Parses and checks a row filter. Returns None for the text ``true``, which every row satisfies.
 
     Raises:
         ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns, or
-            it contains a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is
-            not Spark's own or whose result depends on more than its arguments.
+            it contains a subquery, an aggregate, a window function, a pattern that Java rejects, or a
+            function that is not Spark's own or whose result depends on more than its arguments.
     """
     if text.strip().lower() == ALWAYS:
         return None
@@ -139,7 +139,9 @@ def read_filter(text: str) -> RowFilter | None:
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda mention: mention.start))
     if not mentions:
-        raise ConfigError("The filter uses no column, so it would keep every row or no row")
+        raise ConfigError(
+            "The filter uses no column, so it would keep every row or no row. Name a column of the table in it"
+        )
     return RowFilter(text, mentions)
 
 
@@ -194,11 +196,13 @@ def _refuse_nodes(tree: exp.Expression) -> None:
         bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
         if bare and not isinstance(node, exp.Array):
             raise ConfigError(
-                f"The filter has {node.sql(dialect='spark')}, whose value is not the same at another time"
+                f"The filter has {node.sql(dialect='spark')}, whose value is not the same at another time. "
+                "Use a constant instead"
             )
         if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
             raise ConfigError(
-                f"The filter uses {node.sql(dialect='spark')}. Write columns by their bare names"
+                f"The filter uses {node.sql(dialect='spark')}. Write columns by their bare names, without "
+                "the name of a table"
             )
 
 
@@ -225,7 +229,7 @@ def _refuse_no_condition(tree: exp.Expression) -> None:
     top = tree.unnest()
     arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
     if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
-        raise ConfigError("The filter is a value, not a condition")
+        raise ConfigError("The filter is a value, not a condition. Write a comparison, such as amount > 0")
 
 
 def _refuse_functions(text: str) -> None:
@@ -277,13 +281,13 @@ _TEXTS: Final = ("STRING", "RAW_STRING")
 
 
 def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
-    """Raises if a text that should be a condition is a value.
+    """Raises if a row filter, or an operand of AND, OR or NOT in it, is a value and not a condition.
 
-    ``tree``: the text as parsed by sqlglot. ``columns``: Spark types of the known columns, by lower-case
-    name.
+    ``text``: the row filter. ``tree``: the same, parsed by sqlglot. ``columns``: Spark types of the columns
+    whose type is known, by lower-case name.
 
     Raises:
-        ConfigError: The text, or an operand of AND, OR or NOT in it, has a type that is not boolean.
+        ConfigError: The row filter or an operand has a type that is certainly not boolean.
     """
     from sqlglot import exp
 
@@ -296,14 +300,16 @@ def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) ->
         # An operand of AND that is a text may be cast to boolean; the whole condition is not.
         if named is not None and (part is typed or named != "string"):
             shown = repr(text) if part is typed else f"an operand of AND, OR or NOT in {text!r}"
-            raise ConfigError(f"{shown} is a value of type {named}, not a condition")
+            raise ConfigError(
+                f"{shown} is a value of type {named}, not a condition. Write a comparison instead"
+            )
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
-    """Yields the operands of AND, OR or NOT whose type is certain.
+    """Yields those operands of AND, OR or NOT whose type is certain: casts and columns.
 
-    These are casts, and columns, which ``_typed`` replaces by casts. The types of calls are not certain:
-    sqlglot reports left(1, 2), which is a text, as a number.
+    ``_typed`` replaces columns by casts. The type of a function call is not certain: sqlglot returns a number
+    type for left(1, 2), which is a text.
     """
     from sqlglot import exp
 
@@ -312,7 +318,10 @@ def _parts(node: Any) -> Iterator[exp.Expression]:
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
-    """Returns the condition's tree with sqlglot's types; None if sqlglot cannot determine them."""
+    """Returns a parsed condition in which sqlglot added types to the nodes; None if sqlglot fails.
+
+    Each column of a known type is replaced by a cast to this type.
+    """
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.annotate_types import annotate_types
@@ -329,7 +338,10 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
 
 
 def _no_truth(data_type: exp.DataType | None) -> str | None:
-    """Returns the name of a type that cannot be a condition; None for boolean and for uncertain types."""
+    """Returns the name of an expression's type if an expression of this type cannot be a condition.
+
+    Returns None if the type is boolean or not known for certain.
+    """
     from sqlglot import exp
 
     if data_type is None:
@@ -342,10 +354,10 @@ def _no_truth(data_type: exp.DataType | None) -> str | None:
 
 
 def refuse_patterns(text: str) -> None:
-    """Raises if the condition has a regular expression, as a string literal, that no version of Java accepts.
+    """Checks the regular expressions that a row filter contains as string literals.
 
     Raises:
-        ConfigError: Java rejects a pattern; the message names the pattern and its fault.
+        ConfigError: No version of Java accepts a pattern; the message names the pattern and its fault.
     """
     import sqlglot
 
@@ -370,7 +382,10 @@ def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _is_second(tokens: Sequence[Any], comma: int) -> bool:
-    """Returns True if the comma is the first one in a call whose second argument is a pattern."""
+    """Returns True if a pattern follows the comma, because it precedes a call's second argument.
+
+    This is so for the functions in ``_CALLS``. ``comma``: index of the comma among the tokens.
+    """
     depth = 0
     for index in range(comma - 1, 0, -1):
         kind = tokens[index].token_type.name
@@ -392,14 +407,17 @@ _BRACED: Final = "pPxkN"
 
 
 class _Step(NamedTuple):
-    """The index after a parsed part of a pattern, and the part's fault, or an empty text."""
+    """Result of parsing one part of a regular expression.
+
+    ``end``: index after the part. ``fault``: why Java rejects the part; empty if it does not.
+    """
 
     end: int
     fault: str = ""
 
 
 def java_fault(pattern: str) -> str | None:
-    """Returns why Java rejects a regular expression; None if it may accept the expression."""
+    """Returns why no version of Java accepts a regular expression; None if a version may accept it."""
     if _COMMENTS.search(pattern):
         return None
     index, depth, repeatable = 0, 0, False
@@ -422,7 +440,10 @@ def java_fault(pattern: str) -> str | None:
 
 
 def _repetition(pattern: str, index: int, *, repeatable: bool) -> _Step:
-    """Parses a repetition in a pattern: ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that may follow it."""
+    """Parses a repetition in a pattern: ``*``, ``+``, ``?`` or ``{n,m}``, which ``+`` or ``?`` may follow.
+
+    ``repeatable``: True if something that can be repeated precedes the repetition.
+    """
     end = index + 1
     if pattern[index] == "{":
         count = _COUNT.match(pattern, index)
@@ -493,13 +514,13 @@ def _class_end(pattern: str, index: int) -> int:
 
 @dataclass(frozen=True)
 class Projection:
-    """A table's projection: which columns and rows its target has, and under which names.
+    """A table's projection: which columns and rows of the source its target has, and under which names.
 
-    ``columns``: names of the only source columns that the target has, or None for all. ``except_columns``:
+    ``columns``: names of the source columns that the target has; None for all columns. ``except_columns``:
     names of source columns that it does not have. ``rename``: target names by source names. ``row_filter``:
-    condition on the source's columns. ``metadata``: names of the columns that describe a row's last change,
-    by kind. ``ignore_nulls``: True if a null in a change keeps the stored value. ``fold``: function that
-    folds names for comparison (``within`` sets it).
+    condition on the source's columns; only rows that satisfy it are in the target. ``metadata``: names of the
+    target columns that describe a row's last change, by kind. ``ignore_nulls``: True if a null in a change
+    keeps the stored value. ``fold``: function that folds names for comparison (``within`` sets it).
     """
 
     columns: tuple[str, ...] | None = None
@@ -511,9 +532,9 @@ class Projection:
     fold: NameFold = field(default=fold_name, compare=False)
 
     def within(self, source: TargetSchema) -> Projection:
-        """Returns the projection with names compared as the table ``source`` compares them.
+        """Returns the projection with ``fold`` set to the function that folds the names of ``source``.
 
-        If the source distinguishes names by case, ``project`` raises an error for names in another spelling.
+        Names are then compared as this table compares them, with or without regard to case.
         """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
@@ -525,9 +546,10 @@ class Projection:
         return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
     def leaves_out(self, name: str, fold: NameFold) -> bool:
-        """Returns True if the target does not have a source column and the row filter does not use it.
+        """Returns True if a source column's values are not needed.
 
-        ``fold``: function that folds the source's names for comparison.
+        This is so if the target does not have the column and the row filter does not use it. ``fold``:
+        function that folds the source's names for comparison.
         """
         if self.columns is None and not self.except_columns:
             return False
@@ -543,24 +565,25 @@ class Projection:
 
     @property
     def asked(self) -> frozenset[str]:
-        """Lower-case names of the target's columns that the config itself lists."""
+        """Lower-case names of the target columns that ``columns``, ``rename`` and ``metadata`` list."""
         listed = (self.target_name(name) for name in self.columns or ())
         names = (*listed, *self.rename.values(), *self.metadata.values())
         return frozenset(fold_name(name) for name in names)
 
     def may_be_excluded(self, column: TargetColumn) -> bool:
-        """Returns True if a column at the target may be a renamed column that the config excludes.
+        """Returns True if a new column may be an excluded column that was renamed at the source.
 
-        Columns that the config itself lists, and key columns, are never in doubt.
+        Key columns, and columns that the config lists under their new name, are never taken for excluded
+        columns.
         """
         may_be = not column.key and self.excluded_among(column.instead_of)
         return bool(may_be) and fold_name(column.name) not in self.asked
 
     def excluded_among(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Returns the excluded columns (``except_column_list``) that match one of the given names.
+        """Returns those names in ``except_column_list`` that match one of the given names.
 
-        The names are returned in the config's spelling. A name that differs only in case matches too: pausing
-        the table for such a column is safer than adding a column that was to be excluded.
+        The names are returned in the config's spelling. Names that differ only in case match too: to pause
+        the table for such a column is safer than to add a column that must be excluded.
         """
         found = {fold_name(name) for name in names}
         excluded_among = (name for name in self.except_columns if fold_name(name) in found)
@@ -576,7 +599,10 @@ _PLAIN = Projection()
 
 
 class LaidOut(NamedTuple):
-    """The schema of a target table, and the source's column names by the target's column names."""
+    """Result of ``project``: the schema of a target table (``shape``), and where its columns come from.
+
+    ``sources`` maps the names of target columns to the names of their source columns.
+    """
 
     shape: TargetSchema
     sources: Mapping[str, str]
@@ -592,9 +618,9 @@ def project(
 ) -> LaidOut:
     """Applies a projection to a source table's schema, and returns the schema of the target table.
 
-    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns in
-    ``source`` that the source table no longer has. ``past``: lower-case names of all columns that it ever
-    had, in ``source`` or not.
+    ``own``: names of the columns that tidesink itself adds to the target. ``gone``: lower-case names of
+    columns in ``source`` that the source table no longer has. ``past``: lower-case names of all columns that
+    the source table ever had, even if they are not in ``source``.
 
     Raises:
         ConfigError: The projection uses a column that does not exist, or spells it in another case although
@@ -620,7 +646,7 @@ def project(
 
 
 def named_columns(projection: Projection) -> Iterator[tuple[str, str]]:
-    """Yields each source column that a projection uses, as a pair of the setting and the column's name."""
+    """Yields each source column that a projection names, as a pair of the config setting and the name."""
     yield from (("columns", name) for name in projection.columns or ())
     yield from (("except_column_list", name) for name in projection.except_columns)
     yield from (("rename", name) for name in projection.rename)
@@ -629,10 +655,11 @@ def named_columns(projection: Projection) -> Iterator[tuple[str, str]]:
 
 
 def check_renames(projection: Projection, source: TargetSchema, renames: Iterable[tuple[str, str]]) -> None:
-    """Raises if a column that was renamed is excluded under only one of its two names.
+    """Raises if a column that was renamed at the source is excluded under only one of its two names.
 
-    Rows with either name may still arrive. ``renames``: pairs of the earlier and the later name of a column,
-    as DDL reported them. Key columns are never excluded.
+    Rows in which the column has its old name may still arrive, and so may rows with its new name.
+    ``renames``: pairs of the old and the new name of a column, as DDL reported them. Renamed key columns are
+    ignored, because key columns are never excluded.
 
     Raises:
         SchemaRefusedError: One of the two names of a renamed column is in ``except_column_list``, and the
@@ -660,7 +687,7 @@ def check_renames(projection: Projection, source: TargetSchema, renames: Iterabl
 def _chosen(projection: Projection, source: TargetSchema) -> Iterator[TargetColumn]:
     """Yields the source columns that the target has, in the source's order.
 
-    So columns that are added later come last, wherever the config lists them.
+    The order in the config does not matter. So a column that is added at the source later comes last.
     """
     return (column for column in source.columns if column.hidden or projection.chooses(column.name))
 
@@ -668,7 +695,7 @@ def _chosen(projection: Projection, source: TargetSchema) -> Iterator[TargetColu
 def _check_named(
     projection: Projection, source: TargetSchema, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
-    """Raises if a setting names a column that does not exist or that it must not name.
+    """Raises if a setting of the projection names a column that does not exist, or must not be named there.
 
     Raises:
         ConfigError: The name is not a column, matches several columns, is part of the row key, or names the
@@ -779,6 +806,6 @@ def _check_apart(columns: Iterable[TargetColumn], source: TargetSchema, own: Ite
     if taken:
         raise ConfigError(
             f"A column of {source.table} would be called {', '.join(taken)}, which is a column of "
-            "tidesink's own. Rename it.",
+            "tidesink's own. Rename it under rename or metadata.",
             table=str(source.table),
         )

@@ -1,7 +1,7 @@
-"""Looks up a column's type in Postgres and MySQL, spelled as in their catalogs.
+"""Determines the type in which Postgres or MySQL stores a column, spelled as in the database's catalog.
 
-Each Spark type has one type in a database, unless the type table has an exception. So a column that becomes
-wider in Spark becomes wider in the database too, and other columns do not change.
+The type follows from the column's Spark type, unless the type table (``table``) has an exception. So a column
+that becomes wider in Spark becomes wider in the database too, and no other column changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spelling = Literal["digits", "json"]
 
 
 class FoundType(str):
-    """A column type as the database's catalog spells it, with facts that the spelling does not contain.
+    """The text of a column's type in the database's catalog, with facts that the text does not contain.
 
     ``base``: a domain's underlying type, otherwise the type itself. ``is_enum``: True for a user's enum, or
     an array of a user's enum. ``charset``: the column's character set, if it cannot hold every character.
@@ -44,7 +44,7 @@ class FoundType(str):
 
 
 def plain_type(database_type: str) -> str:
-    """Returns a type as the catalog spells it; for a domain, its underlying type."""
+    """Returns the text of a type in the catalog; for a domain, the text of its underlying type."""
     return database_type.base if isinstance(database_type, FoundType) else database_type
 
 
@@ -90,7 +90,7 @@ _FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint
 
 @dataclass(frozen=True)
 class KeyLengthUnknownError(Exception):
-    """A key column has no length, but the database needs a length for it."""
+    """Raised if a key column has a type without a length, but the database needs a length for its index."""
 
     column: str
 
@@ -98,7 +98,7 @@ class KeyLengthUnknownError(Exception):
 def sql_type(column: TargetColumn, database: Database, key_length: int | None = None) -> str:
     """Returns the type in which a database stores a column.
 
-    ``key_length``: length of the text or bytes of a key column whose type has no length.
+    ``key_length``: length to use for a key column of text or bytes whose type has no length.
 
     Raises:
         KeyLengthUnknownError: The length of a key column is not known, and MySQL needs it for an index.
@@ -118,7 +118,7 @@ def sql_type(column: TargetColumn, database: Database, key_length: int | None = 
 
 
 def shown_type(column: TargetColumn, database: Database, key_length: int | None = None) -> str:
-    """Returns the type in which a database stores a column, for display; an unknown length is ``n``."""
+    """Returns the type in which a database stores a column, for display; an unknown length is the letter n."""
     try:
         return sql_type(column, database, key_length)
     except KeyLengthUnknownError:
@@ -126,9 +126,9 @@ def shown_type(column: TargetColumn, database: Database, key_length: int | None 
 
 
 def key_bytes(column: TargetColumn, database: Database, key_length: int | None = None) -> int:
-    """Returns the bytes that a key column's longest value can need in an index.
+    """Returns how many bytes a key column's longest value can need in an index.
 
-    A length that is not known counts as 0.
+    For text or bytes of unknown length, returns 0.
     """
     value_type = _of_value(column, database)
     length = _length(column.type, key_length)
@@ -140,7 +140,10 @@ def key_bytes(column: TargetColumn, database: Database, key_length: int | None =
 
 
 def _key_word(value_type: str) -> str | None:
-    """Returns MySQL's type word for a text or bytes column in a key; None for other types."""
+    """Returns the MySQL type that a key column has instead of ``value_type``: ``varchar`` or ``varbinary``.
+
+    In MySQL, a key needs a type with a length. Returns None for types that can be part of a key unchanged.
+    """
     return _KEY_WORDS.get("longtext" if value_type == "json" else value_type)
 
 
@@ -152,9 +155,10 @@ def of_spark(ddl: str, database: Database) -> str:
 
 
 def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
-    """Returns the database type for a row of the type table, with ``(p,s)`` for precision and scale.
+    """Returns the database type for an entry of the type table (``TypeRow``).
 
-    ``spark``: the column's Spark type, which may be wider than the row's Spark type.
+    ``spark``: the column's Spark type, which may be wider than the entry's Spark type. If it is None, the
+    result has the letters ``p`` and ``s`` for the precision and scale of a decimal.
     """
     named = row.postgres if database == "postgres" else row.mysql
     if named and spark in (None, row.spark):
@@ -205,7 +209,11 @@ def spark_of(database_type: str, database: Database) -> str:
 
 
 def spelling_of(database_type: str, database: Database) -> Spelling | None:
-    """Returns how a database type changes the spelling of texts; None if texts keep their spelling."""
+    """Returns how a database type changes the spelling of texts that it stores; None if it does not.
+
+    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members and
+    the form of numbers change.
+    """
     word = database_type.partition("(")[0]
     if word == "json" and database == "mysql":
         return "json"
@@ -229,9 +237,9 @@ _SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
 
 
 def _length(column_type: ColumnType, unknown: int | None = None) -> int | None:
-    """Returns the greatest length of a column's text in characters, or of its bytes.
+    """Returns the greatest length that a column's values can have, in characters of text or in bytes.
 
-    Returns ``unknown`` if the type has no length.
+    Returns ``unknown`` if the type does not limit the length.
     """
     row = row_of(column_type)
     members = column_type.members if row.parameter == "allowed" else None

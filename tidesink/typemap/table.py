@@ -345,9 +345,9 @@ Form = Literal["plain", TimeForm, TextForm, StructForm, "unscaled", "bits"]
 class SemanticType:
     """A semantic type of Debezium or Kafka Connect.
 
-    ``name``: name of the Connect schema. ``wire``: Connect types of schemas with this name. ``type``: name of
-    the logical type in ``TYPES`` or ``OTHER_TYPES``. ``form``: how a value is written. ``fsp``: fraction
-    digits of a second in this form. ``seen``: source of these facts.
+    ``name``: name of the Connect schema. ``wire``: Connect types that schemas with this name can have.
+    ``type``: name of the logical type in ``TYPES`` or ``OTHER_TYPES``. ``form``: how a value is written in a
+    record. ``fsp``: number of fraction digits of a second in this form. ``seen``: source of these facts.
     """
 
     name: str
@@ -526,7 +526,7 @@ AmbiguousTime = Literal["first", "second", "error"]
 
 
 class TimePolicies(TypedDict):
-    """The policies for a column's zero dates, and for its local times that occur twice."""
+    """The policies for a column: for zero dates, and for local times that occur twice (clocks set back)."""
 
     zero_date: ZeroDate
     ambiguous_time: AmbiguousTime
@@ -543,7 +543,7 @@ _SPARK_FSP = 6
 class SparkType:
     """A Spark and Delta type as DDL text.
 
-    ``reason``: why it is not the type nearest to the source's type, or None if it is.
+    ``reason``: why a type other than the nearest one to the source's type was chosen, or None.
     """
 
     ddl: str
@@ -647,7 +647,10 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
 
 
 def type_words(column_type: ColumnType) -> str:
-    """Returns the text of a column's type: as in its DDL, or its name with the known sizes or members."""
+    """Returns the text of a column's type as its DDL has it.
+
+    If the DDL is not known, returns the type's name with the sizes or members that are known.
+    """
     if column_type.sql:
         return column_type.sql
     if column_type.members is not None:
@@ -707,9 +710,9 @@ def render_members(members: Sequence[str]) -> str:
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:
-    """Returns the ``sqlType`` code that canal-json has for a column's value.
+    """Returns the ``sqlType`` code (of ``java.sql.Types``) that canal-json has for a column's value.
 
-    An unsigned integer above the signed range has the code of the next wider type.
+    An unsigned integer above the range of the signed type has the code of the next wider type.
     """
     row = row_of(column_type)
     if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:

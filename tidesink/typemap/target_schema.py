@@ -77,8 +77,8 @@ class TargetColumn:
     stores it; rows older than the column have this value, even if the default was changed later. ``key``:
     True for a key column, which is never null. ``earlier``: the types with which older rows were written.
     ``hidden``: True for a part of TiDB's row key, which is not a column of the source table. ``instead_of``:
-    lower-case names of columns that were removed when this column appeared, so that this column may be one of
-    them under a new name.
+    lower-case names of the columns that disappeared when this column appeared; this column may be one of them
+    under a new name.
     """
 
     name: str
@@ -93,9 +93,9 @@ class TargetColumn:
 
     @property
     def comment(self) -> str:
-        """The column's type at the source, and the reason if the target's type is another one.
+        """The column's comment in the target's catalog.
 
-        The text becomes the comment of the column in the target's catalog.
+        It contains the column's type at the source, and ``reason`` if there is one.
         """
         source = self.type.sql or self.type.name
         return f"{source}; {self.reason}" if self.reason else source
@@ -192,10 +192,10 @@ def shape_of(
     time_zone: str = "UTC",
     ambiguous_time: AmbiguousTime = "first",
 ) -> TargetSchema:
-    """Returns the target schema for a source table, without virtual columns, which no codec sends.
+    """Returns the target schema for a source table. Virtual columns are omitted, because no codec sends them.
 
-    ``keys`` replaces the source's key if it is not None. In a key column an invalid calendar date is always
-    an error, because a null key would identify no row.
+    ``keys``: names of columns that replace the source's key, or None. In a key column an invalid calendar
+    date is always an error, because a null key would identify no row.
 
     Raises:
         ConfigError: ``keys`` names a column that the table does not have.
@@ -226,7 +226,9 @@ def shape_of(
 
 
 def check_spelling(setting: str, name: str, shape: TargetSchema) -> None:
-    """Raises if the config spells a column's name in another case although the source distinguishes case.
+    """Checks that the config spells a column's name as the source does, if the source distinguishes case.
+
+    ``setting``: the config's setting that contains the name, for the message.
 
     Raises:
         ConfigError: The spelling differs; the message has both names.
@@ -255,7 +257,7 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> TargetCo
 
 
 def _holding(column: TargetColumn, was: str) -> TargetColumn:
-    """Widens the column's type so that it also holds older rows, which have the type ``was``."""
+    """Widens the column's type so that it also holds values of the Spark type ``was``, which older rows have."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
         return column
@@ -267,17 +269,23 @@ LeftOut = Callable[[str, NameFold], bool]
 
 
 def needs_all(_name: str, _fold: NameFold) -> bool:
-    """Returns False for every column, because the target has all columns."""
+    """Default for ``left_out``: returns False, because the values of every column are needed."""
     return False
 
 
 def unread_columns(shape: TargetSchema, left_out: LeftOut) -> frozenset[str]:
-    """Returns the names of the excluded columns that are not part of the key; their values are not read."""
+    """Returns the names of the columns whose values are not read: excluded columns outside of the key.
+
+    ``left_out``: returns True for an excluded column.
+    """
     return frozenset(c.name for c in shape.columns if not c.key and left_out(c.name, shape.fold))
 
 
 def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> TableSchema | None:
-    """Returns a table definition without the excluded columns, whose values are not converted."""
+    """Returns a table definition without the columns whose values need no conversion.
+
+    ``left_out``: returns True for such a column. Key columns are never removed.
+    """
     if definition is None:
         return None
     fold = folding(column.name for column in definition.columns)
@@ -288,10 +296,10 @@ def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> Tabl
 def merged_in_order(
     shapes: Sequence[TargetSchema], base: TargetSchema | None = None, *, left_out: LeftOut = needs_all
 ) -> TargetSchema:
-    """Merges several schemas of one table, oldest first, and records which columns may be renamed columns.
+    """Merges several schemas of one table, oldest first, and sets ``instead_of`` of their columns.
 
-    ``base``: a schema that is older than all of them; it gets their defaults. ``left_out``: returns True for
-    excluded columns, whose types may conflict.
+    ``base``: a schema that is older than all of these schemas; its columns get the defaults from them.
+    ``left_out``: returns True for an excluded column, whose types in the schemas may conflict.
 
     Raises:
         SchemaRefusedError: No type holds both types of a column, or the keys differ.
@@ -303,10 +311,11 @@ def merged_in_order(
 
 
 def _coming_instead(after: TargetSchema, before: TargetSchema, whole: TargetSchema) -> TargetSchema:
-    """Returns ``after`` with ``instead_of`` set for its new columns.
+    """Returns the schema ``after`` with ``instead_of`` set for the columns that ``before`` does not have.
 
-    ``instead_of`` holds the columns of ``before`` that ``after`` no longer has, and the ``instead_of`` of
-    those columns.
+    ``before`` is the previous schema of the table, and ``whole`` the merged schema up to ``before``.
+    ``instead_of`` is set to the columns of ``before`` that ``after`` no longer has, together with the
+    ``instead_of`` of those columns.
     """
     fold = _fold_of(after, before, whole)
     had = {fold(column.name) for column in before.columns}
@@ -321,11 +330,11 @@ def _coming_instead(after: TargetSchema, before: TargetSchema, whole: TargetSche
 
 
 def merge_schemas(old: TargetSchema, new: TargetSchema, *, left_out: LeftOut = needs_all) -> TargetSchema:
-    """Adds the columns and wider types of ``new`` to ``old``, and returns the result; nothing is removed.
+    """Returns the schema ``old`` with the additional columns and the wider types of ``new``.
 
-    New columns come last. If both schemas have a column, its name and default come from ``old``, and its ENUM
-    or SET members from ``new``. If no type holds both types of an excluded column (``left_out``), it gets the
-    newest type, because its values are not read.
+    No column is removed, and new columns come last. If both schemas have a column, its name and default come
+    from ``old``, and its ENUM or SET members from ``new``. An excluded column (``left_out`` returns True) may
+    have two types that no type can hold; it gets the newer type, because its values are not read.
 
     Raises:
         SchemaRefusedError: No type holds both types of a column, or the keys differ; the message names them.
@@ -341,9 +350,10 @@ def merge_schemas(old: TargetSchema, new: TargetSchema, *, left_out: LeftOut = n
 
 
 def _fold_of(*shapes: TargetSchema) -> NameFold:
-    """Returns the function that folds names to compare columns across several schemas of one table.
+    """Returns the function that folds column names for a comparison across several schemas of one table.
 
-    If the source distinguishes names by case, two spellings are two columns, even if no schema has both.
+    If the source distinguishes names by case, names that differ in case are different columns, even if no
+    single schema has both.
     """
     lists = [[column.name for column in shape.columns] for shape in shapes]
     if all(shape.exact_names for shape in shapes):
@@ -376,15 +386,15 @@ def without(shape: TargetSchema, names: Iterable[str]) -> TargetSchema:
 
 
 def with_dropped(shape: TargetSchema, columns: Iterable[Column]) -> TargetSchema:
-    """Adds columns that the table had in the past to the schema. They are not part of the key."""
+    """Adds columns that the table had in the past to a schema, outside of the key."""
     added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
     return replace(shape, columns=(*shape.columns, *added))
 
 
 def with_defaults(shape: TargetSchema, reported: TargetSchema) -> TargetSchema:
-    """Returns the schema with the column defaults of ``reported``, a schema of the same table.
+    """Returns the schema ``shape`` with the column defaults of ``reported``, another schema of the table.
 
-    ``reported`` must know more of the table's history than ``shape``.
+    ``reported`` must contain more of the table's history, so that its defaults are the right ones.
     """
     fold = _fold_of(shape, reported)
     by_name = {fold(column.name): column for column in reported.columns}
@@ -398,10 +408,11 @@ def with_defaults(shape: TargetSchema, reported: TargetSchema) -> TargetSchema:
 
 
 def with_dropped_types(shape: TargetSchema, earlier: Iterable[Column]) -> TargetSchema:
-    """Widens columns that were dropped at the source, so that they hold every type from before the drop.
+    """Widens columns that were dropped at the source, so that they hold all values from before the drop.
 
-    ``earlier`` holds the dropped columns with their last type. If that type and the target's type cannot be
-    combined, the column stays unchanged, and rows with the other type raise an error that names the column.
+    ``earlier`` holds the dropped columns with their last type at the source. If no type holds both that type
+    and the target's type, the column stays unchanged. Rows with a value of its last type then raise an error
+    that names the column.
     """
     types = {shape.fold(column.name): column for column in earlier}
     return replace(
@@ -410,7 +421,7 @@ def with_dropped_types(shape: TargetSchema, earlier: Iterable[Column]) -> Target
 
 
 def default_value(column: TargetColumn, shape: TargetSchema) -> TargetValue:
-    """Returns the value that rows older than a column have in it, as the target stores it; None for NULL.
+    """Returns the value that a column has in rows older than itself, as the target stores it; None for NULL.
 
     Raises:
         ValueOutOfRangeError: The default's text is not a value of the column's type, or is the current time,
@@ -445,7 +456,7 @@ def default_value(column: TargetColumn, shape: TargetSchema) -> TargetValue:
 
 
 def ways_out(name: str, *, key: bool = False) -> str:
-    """Returns the remedy, for a message, if a column's source types cannot be combined in one target type."""
+    """Returns what the user can do if no target type holds two source types of a column, for a message."""
     again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
         return f"The column is part of the key and cannot be left out: {again}"
@@ -509,8 +520,9 @@ def _wider_type(column_type: ColumnType, ddl: str, members: tuple[str, ...] | No
 def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
     """Returns the Spark type that holds the values of both types; None if there is no such type.
 
-    ``old`` is the target's current type. ``text_holds``: True if values of ``new`` may be stored as text in a
-    string column, and decimals of unknown precision may be read into a decimal column.
+    ``old`` is the target's current type. ``text_holds``: True if a string column may store values of the
+    other type as text, and a decimal column decimals of unknown precision. The result is then ``old``, if one
+    of the types is string.
     """
     if old == new:
         return old
@@ -561,12 +573,15 @@ _IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
 
 
 def default_name(kind: str) -> str:
-    """Returns the name of a metadata column for which the config sets no name."""
+    """Returns the name that a metadata column of this kind has if the config sets no name."""
     return f"_tidesink_{kind}"
 
 
 def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
-    """Returns the configured metadata columns, by kind, except those that every change log has."""
+    """Returns the metadata columns (names by kind) that a change log needs in addition to its own columns.
+
+    A change log always has columns for the kinds in ``_IN_LOGS``, under their default names.
+    """
     return {
         kind: name
         for kind, name in names.items()
@@ -587,7 +602,7 @@ ROW_ID: Final = "_tidb_rowid"
 TABLE_ID: Final = "_tidb_table_id"
 _DEBEZIUM: Final = (
     "Debezium's records contain nothing else that identifies a row, because a source "
-    "position identifies an event"
+    "position identifies an event, not the row that it changes"
 )
 # By protocol: how rows of a table without a key can be identified.
 IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
@@ -608,7 +623,7 @@ _SIGN: Final = 1 << 63
 
 
 class RowKey(NamedTuple):
-    """TiDB's row key: the id of a row, and the id of the table or partition that contains it."""
+    """TiDB's row key: the id of a row, and the id of the table (or table partition) that contains the row."""
 
     row_id: int
     table_id: int
@@ -618,7 +633,7 @@ def parse_row_key(text: object) -> RowKey:
     """Parses the text of ``_tidb.rowkey``.
 
     Raises:
-        SchemaMismatchError: The text is missing, or is the key of a row without a ``_tidb_rowid``.
+        SchemaMismatchError: The text is missing, or is not a row key that contains a ``_tidb_rowid``.
     """
     if type(text) is not str:
         raise SchemaMismatchError(NO_ROW_KEY)
@@ -631,7 +646,7 @@ def parse_row_key(text: object) -> RowKey:
 
 
 def render_row_key(key: RowKey) -> str:
-    """Returns the text that ``_tidb.rowkey`` has for a row key."""
+    """Converts a row key to the text that TiCDC writes in ``_tidb.rowkey``."""
     packed = _KEY.pack(b"t", key.table_id + _SIGN, b"_r", key.row_id + _SIGN)
     return base64.b64encode(packed).decode()
 
@@ -675,7 +690,7 @@ def is_row_keyed(shape: TargetSchema) -> bool:
 
 
 def row_keyed(shape: TargetSchema) -> TargetSchema:
-    """Returns the schema of a table without a key, with TiDB's row key as its key.
+    """Adds the columns of TiDB's row key to the schema of a table without a key, as its key.
 
     Raises:
         SchemaRefusedError: The source table has a column with the name of a row key column.
@@ -691,7 +706,10 @@ def row_keyed(shape: TargetSchema) -> TargetSchema:
 
 
 def shown_columns(shape: TargetSchema) -> TargetSchema:
-    """Returns the schema as the source has it: without TiDB's row key, and therefore without a key."""
+    """Returns the schema without the columns of TiDB's row key, which the source table does not have.
+
+    A schema with such columns then has no key; any other schema is returned unchanged.
+    """
     if not is_row_keyed(shape):
         return shape
     return replace(shape, columns=tuple(c for c in shape.columns if not c.hidden), keys=())

@@ -82,10 +82,10 @@ def to_instant(text: str) -> datetime:
 
 
 def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], datetime]:
-    """Returns a function that parses text like ``to_python``, but accepts more than six fraction digits.
+    """Returns a function that parses times by ``to_python``, but also accepts more than six fraction digits.
 
-    The digits after the sixth must be zero, because Python and Spark cannot store nanoseconds; otherwise the
-    function raises ValueOutOfRangeError.
+    The function raises ValueOutOfRangeError if a digit after the sixth is not zero, because Python and Spark
+    cannot store nanoseconds.
     """
 
     def read(text: str) -> datetime:
@@ -156,8 +156,8 @@ def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
     """Returns the least and the greatest value of an integer type or BIT; None for any other type.
 
-    Text of only ASCII digits with a value within these bounds is valid for ``text_reader``, so that a loop
-    over many columns can convert it without calling the reader.
+    A caller may convert text of only ASCII digits itself if the number is within these bounds; the result is
+    the same as that of ``text_reader``.
     """
     row = row_of(column_type)
     if row.reader == "bit":
@@ -204,9 +204,9 @@ def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
 
 
 def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
-    """Returns the pattern of decimals as TiCDC writes them, padded to the scale of this type.
+    """Returns the pattern of the texts that TiCDC writes for values of a decimal type.
 
-    Returns None if the type's precision or scale is not known.
+    The texts are padded to the type's scale. Returns None if the type's precision or scale is not known.
     """
     precision, scale = column_type.precision, column_type.scale
     if precision is None or scale is None:
@@ -216,7 +216,7 @@ def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
 
 
 def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
-    """Returns an equal decimal with as many digits after the point as the column's scale.
+    """Returns an equal decimal with exactly as many digits after the point as the column type's scale.
 
     Raises:
         ValueOutOfRangeError: The value has more digits than the column's precision or scale allows.
@@ -324,7 +324,7 @@ def text_reader(column_type: ColumnType) -> TextReader:
 
 
 def keeps_text(column_type: ColumnType) -> bool:
-    """Returns True if any text is a value of the type, and is stored unchanged."""
+    """Returns True if every text is a valid value of the type and is stored unchanged."""
     return row_of(column_type).reader == "text"
 
 
@@ -341,7 +341,7 @@ _SMALLEST_NORMAL32 = 2.0**-126
 
 
 def shortest_float32(value: float) -> float:
-    """Returns the double with the fewest digits that identifies this 32-bit float.
+    """Returns the decimal with the fewest digits that identifies this 32-bit float, as a Python float.
 
     Raises:
         OverflowError: The value is outside the range of 32-bit floats.
@@ -356,9 +356,10 @@ def shortest_float32(value: float) -> float:
 
 
 class FoldedTime(str):
-    """The text of a TIMESTAMP that may be in the hour that occurs twice, if it is known which time is meant.
+    """The text of a local TIMESTAMP for which it is known which of two equal local times is meant.
 
-    ``fold``: 0 for the first time and 1 for the second, as in ``datetime``. Comparisons ignore it.
+    Local times occur twice when clocks are set back. ``fold``: 0 for the first time and 1 for the second, as
+    in ``datetime``; comparisons of texts ignore it.
     """
 
     __slots__ = ("fold",)
@@ -389,9 +390,9 @@ def _offset(local: datetime, zone: tzinfo) -> timedelta:
 
 
 def is_ambiguous(value: Value, zone: tzinfo) -> bool:
-    """Returns True if a TIMESTAMP's text occurs twice in a zone, and it is unknown which time is meant.
+    """Returns True if a TIMESTAMP's local time occurs twice in a zone, and it is unknown which one is meant.
 
-    The text must be a valid calendar date and time.
+    The time's text must be a valid calendar date and time.
     """
     return type(value) is str and comes_twice(value, zone)
 
@@ -476,7 +477,7 @@ def _checked_text(check: TextReader, value: Value) -> TargetValue:
 
 
 def unchanged(value: Value) -> Value:
-    """Returns the value itself."""
+    """Returns the value unchanged; used where a conversion function is needed but nothing changes."""
     return value
 
 
@@ -508,9 +509,10 @@ def _unwritable(value: object, column_type: ColumnType) -> EncodeError:
 def _typed(
     kind: type, to_text: Callable[[Any], str], column_type: ColumnType, *, checked: bool = False
 ) -> TextWriter:
-    """Returns a function that writes values of one Python type as text.
+    """Returns a function that converts values of the Python type ``kind`` to text by ``to_text``.
 
-    ``checked``: if True, a value whose text the type's reader does not accept raises EncodeError.
+    The function raises EncodeError for a value of another type. If ``checked`` is True, it also raises
+    EncodeError if ``text_reader`` does not accept the text for this column type.
     """
     read = text_reader(column_type) if checked else None
 

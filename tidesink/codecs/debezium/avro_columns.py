@@ -32,7 +32,7 @@ _ID_BYTES: Final = tuple(zip(range(1, HEADER_SIZE), (24, 16, 8, 0), strict=True)
 
 
 class _Halves(NamedTuple):
-    """The keys or the values of records: the schema id of each, and its bytes after the Confluent header."""
+    """The keys or the values of many records: their schema ids, and the bytes after each Confluent header."""
 
     ids: npt.NDArray[np.int64]
     records: RecordBytes
@@ -41,7 +41,7 @@ class _Halves(NamedTuple):
     def of(cls, column: pa.Array) -> _Halves:
         """Splits a column of keys or values into schema ids and bytes.
 
-        Instead of an id, null values have ``_NULL``, and values without a Confluent header have ``_LEFT``.
+        The id is ``_NULL`` for a null, and ``_LEFT`` for bytes without a Confluent header.
         """
         whole = RecordBytes.of(column)
         ids = np.full(len(column), _LEFT, np.int64)
@@ -69,9 +69,9 @@ class AvroEnvelopes:
         self._readers: dict[int, _Reader | None] = {}
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the row changes in envelopes.
+        """Decodes the records that are envelopes of row changes, grouped by their schemas.
 
-        All other records are left to the row codec, which decodes one record at a time.
+        The result lists the indices of all other records, which the row codec decodes one by one.
         """
         values, keys = _Halves.of(records.value), _Halves.of(records.key)
         usable = (values.ids >= 0) & (keys.ids >= _NULL)
@@ -87,10 +87,10 @@ class AvroEnvelopes:
     def _of_schemas(
         self, where: Indices, values: _Halves, keys: _Halves, value: int, key: int
     ) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """Yields the decoded envelopes of the records that have one key schema and one value schema.
+        """Decodes the records whose value has the schema id ``value`` and whose key has the id ``key``.
 
-        Each item also has the indices of records that were not decoded; the row codec decodes them one by
-        one.
+        Yields, for each chunk of these records, the decoded envelopes, and the indices of the records that
+        were not decoded. The row codec decodes those records one by one.
         """
         reader, key_reader = self._reader(value), None if key == _NULL else self._reader(key)
         if reader is None or not _is_envelope(reader.decoder.type) or (key != _NULL and key_reader is None):
@@ -118,7 +118,7 @@ class AvroEnvelopes:
 
 
 def _pairs(values: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Returns the pairs of value schema id and key schema id that occur in the same record."""
+    """Returns each distinct pair of a record's value schema id and key schema id once."""
     if len(values) and (values == values[0]).all() and (keys == keys[0]).all():
         return [(int(values[0]), int(keys[0]))]
     return sorted(set(zip(values.tolist(), keys.tolist(), strict=True)))

@@ -155,7 +155,7 @@ class DebeziumCodec(Codec):
     def columns_of(
         self, schema: ConnectSchema, table: TableId, *, is_ticdc: bool = False
     ) -> tuple[Column, ...]:
-        """Returns the columns of a table whose rows have this struct schema.
+        """Returns the columns of a table, derived from the Connect schema of its rows (a struct).
 
         ``is_ticdc``: True if TiCDC wrote the rows, False for a Debezium connector.
 
@@ -436,7 +436,10 @@ def _ddl_table(payload: Payload, source: Payload) -> TableId:
 
 
 def _ddl_kind(changes: object) -> str:
-    """Returns the ``type`` of the first entry in ``tableChanges`` (CREATE, ALTER or DROP), or QUERY."""
+    """Returns the ``type`` of the first entry in ``tableChanges`` (CREATE, ALTER or DROP).
+
+    Returns QUERY if there is no entry, or if it has no type.
+    """
     first = changes[0] if isinstance(changes, list) and changes else None
     kind = first.get("type") if isinstance(first, Mapping) else None
     return kind if isinstance(kind, str) and kind else "QUERY"
@@ -447,7 +450,8 @@ def _message(payload: Payload, source: Payload, position: Position, binary: Bina
         commit_ts = commit_ts_of_source(source)
         if commit_ts is None:
             raise SchemaMismatchError(
-                "TiCDC's watermark has no source.commit_ts, so its timestamp is not known."
+                "TiCDC's watermark has no source.commit_ts, so its timestamp is not known. TiCDC writes this "
+                "member in every watermark, so check which program wrote the message to the topic."
             )
         return WatermarkEvent(commit_ts, position)
     message = payload.get("message")
@@ -490,33 +494,38 @@ def _base64(text: str) -> bytes:
 
 _TELL_FLATTENED: Final = (
     "If ExtractNewRecordState flattened it, add op to transforms.unwrap.add.fields at the connector, or "
-    "set debezium-unwrapped."
+    "set unwrapped: true under source.debezium (on the command line: --debezium-unwrapped)."
 )
 # Members that only one other protocol's messages have together, and the remedy.
 _OTHERS: Final = (
     (
         {"isDdl", "mysqlType", "data"},
-        "It looks like canal-json: set the protocol to canal-json.",
+        "It looks like canal-json: set protocol: canal-json for this topic.",
     ),
     (
         {"specversion", "datacontenttype"},
         "It is a CloudEvent: set value.converter to org.apache.kafka.connect.json.JsonConverter or an Avro "
         "converter at the connector.",
     ),
-    ({"xid", "commit", "data", "type"}, "It looks like Maxwell's format, which tidesink does not read."),
+    (
+        {"xid", "commit", "data", "type"},
+        "It looks like Maxwell's format, which tidesink does not read. Have the topic written by TiCDC or "
+        "Debezium instead.",
+    ),
     (
         {"commitTs", "type", "schemaVersion"},
-        "It looks like TiCDC's simple protocol, which tidesink does not read: use canal-json or avro.",
+        "It looks like TiCDC's simple protocol, which tidesink does not read. Set the protocol of the "
+        "changefeed to canal-json or avro.",
     ),
 )
 
 
 def refusal(payload: object) -> str:
-    """Returns the message that a value is not an event of Debezium, with the likely cause and the remedy."""
+    """Returns an error message for a value that is not a Debezium event: the likely cause and the remedy."""
     if not isinstance(payload, Mapping):
         return (
-            f"{shown(payload)} is neither an envelope nor a row. Set the source's protocol to the "
-            "format that this topic contains."
+            f"{shown(payload)} is not a Debezium event: neither an envelope nor a row. Set the source's "
+            "protocol to the format that this topic contains."
         )
     for members, words in _OTHERS:
         if members <= payload.keys():

@@ -1,11 +1,11 @@
 """Converts Debezium's envelopes to tables of row changes, many envelopes at a time.
 
 This is the part of columnar decoding that ``debezium-json`` and ``debezium-avro`` share. They pass
-``Envelopes``: all envelopes of one writer's schema, whose old and new rows are columns. This module reads the
-table and the positions from the source block; ``value_columns`` reads the values. The result is equal to that
-of the row codec (``envelope``), which decodes one record at a time. Some records are left to the row codec:
-rare ops (truncate, messages), MongoDB's documents, rows that contradict the op, and values that no Arrow
-column can hold.
+``Envelopes``: all envelopes with the same schemas, with their old and new rows as columns. This module reads
+the table and the positions from the source block; ``value_columns`` reads the values. The result is equal to
+that of the row codec (``envelope``), which decodes one record at a time. Some records are left to the row
+codec: rare ops (truncate, messages), MongoDB's documents, envelopes that lack the row that their op requires,
+and values that no Arrow column can hold.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Columns(Protocol):
     """Protocol of a codec's columnar decoder."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the records that can be decoded without doubt.
+        """Decodes the records that can be decoded in columns with the same result as one by one.
 
-        All others are left to the row codec, which decodes one record at a time.
+        The result lists the indices of all other records, which the row codec decodes one by one.
         """
 
 
@@ -87,9 +87,9 @@ class Columns(Protocol):
 class Image:
     """The old rows, the new rows or the keys of many records, as columns.
 
-    ``present`` is a mask of the records that have such a row. ``member`` returns the column with this name.
-    The column contains only the present rows, or, if ``whole``, one value per record, with nulls for records
-    without a row.
+    ``present`` is a mask of the records that have such a row. ``member`` is a function that returns a column
+    by its name. The column has one value per present row. If ``whole`` is True, it has one value per record
+    instead, null for a record without a row.
     """
 
     present: Mask
@@ -106,11 +106,11 @@ class Image:
 
     @property
     def rows(self) -> Indices | slice:
-        """Indices of the records that the values of ``member`` belong to, in the same order."""
+        """Indices of the records to which a column's values belong, in the same order."""
         return slice(None) if self.whole else np.flatnonzero(self.present)
 
     def spread(self, mask: Mask) -> Mask:
-        """Converts a mask of the values of ``member`` to a mask of the records."""
+        """Converts a mask of the values in a column of ``member`` to a mask of all records."""
         flags = np.zeros(len(self.present), np.bool_)
         flags[self.rows] = mask
         return flags
@@ -120,8 +120,9 @@ class Image:
 class Envelopes:
     """Envelopes of one connector that have the same value schema and the same key schema.
 
-    ``where`` holds the index of each envelope in the batch of records. ``key`` is None if the records have no
-    key. ``source`` returns, by its name, a column of the source block; ``source_names`` lists these names.
+    ``where`` holds the index of each envelope's record in the batch. ``key`` is None if the records have no
+    key. ``source`` is a function that returns a member of the source blocks as a column, by its name;
+    ``source_names`` lists the names of the available members.
     """
 
     where: Indices
@@ -166,21 +167,23 @@ def _some(column: Wire, places: Indices) -> Wire:
 
 @dataclass
 class Changes:
-    """Tables of decoded row changes, and the indices of records that are not decoded yet.
+    """Collects the result of decoding in columns.
 
-    The row codec decodes the records in ``left`` one by one.
+    ``tables`` holds tables of decoded row changes. ``left`` holds the indices of the records that could not
+    be decoded here; the row codec decodes these records one by one.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
     left: list[Indices] = field(default_factory=list)
 
     def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
-        """Returns the decoded tables, and the indices of the records that are not decoded.
+        """Returns the decoded tables, and the indices of the records that the row codec must decode.
 
-        The row codec decodes these records one by one. ``unknown`` holds the indices of records that are not
-        proven to be envelopes. Such a record may be a flattened row. In a topic with flattened rows a null
-        value is a delete, so the null values of that topic are returned among the indices too, and so are
-        null values whose header marks them as deletes. All other null values are not events.
+        The latter are the records in ``left``, those in ``unknown`` (indices of records that are not proven to be
+        envelopes), and some records with a null value. A record in ``unknown`` may be a flattened row, and in
+        a topic with flattened rows a record with a null value is a delete. So the records with a null value
+        are included if their topic may have flattened rows, or if their header marks a delete. All other
+        records with a null value are not events.
         """
         left = np.concatenate([*self.left, unknown])
         null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
@@ -203,7 +206,7 @@ class _Field(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Steps that convert the envelopes of one schema to rows of one table."""
+    """Everything needed to convert envelopes with the same schemas to row changes of one table."""
 
     table: TableId
     schema: TableSchema
@@ -225,9 +228,9 @@ class _Plan(NamedTuple):
 
 
 class EnvelopeTables:
-    """Converts envelopes to tables of row changes; caches how the envelopes of each schema are converted.
+    """Converts envelopes to tables of row changes; caches the conversion steps for each schema and table.
 
-    ``rows`` reads the rows of Debezium's connectors, ``ticdc_rows`` those of TiCDC.
+    ``rows`` determines the columns of rows from Debezium's connectors, ``ticdc_rows`` those of rows from TiCDC.
     """
 
     def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:
@@ -237,7 +240,7 @@ class EnvelopeTables:
     def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, changes: Changes) -> None:
         """Converts envelopes to row changes and adds them to ``changes``.
 
-        The indices of envelopes that cannot be converted are added to ``found.left``; the row codec decodes
+        The indices of envelopes that cannot be converted are added to ``changes.left``; the row codec decodes
         these records one by one.
         """
         for table, some in _by_table(envelopes):
@@ -303,7 +306,7 @@ class _Fields(NamedTuple):
     options: ValueOptions
 
     def of(self, shape: Shape) -> tuple[_Field, ...]:
-        """Returns the steps that read the columns of a row, in the order of the row's schema."""
+        """Returns, for each column of a row, its names and its conversion step, in the schema's order."""
         own = {field.name: field.schema for field in shape.schema.fields}
         columns: dict[str, Column] = {column.name: column for column in shape.columns}
         return tuple(
@@ -317,7 +320,7 @@ class _Fields(NamedTuple):
 
 
 def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
-    """Yields each table that the source blocks name, with the envelopes of its rows."""
+    """Splits envelopes by table: yields each table that a source block names, with its envelopes."""
     names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
     columns = [envelopes.source(name) for name in names]
     distinct = [_distinct(column) for column in columns]
@@ -347,10 +350,10 @@ def _distinct(column: Wire) -> list[Any]:
 
 
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, changes: Changes) -> None:
-    """Adds the row changes of one table's envelopes to ``changes``.
+    """Converts the envelopes ``some`` of one table to row changes, and adds them to ``changes``.
 
-    The indices of records that are not decoded without doubt are added to ``found.left``; the row codec
-    decodes these records one by one.
+    The indices of records whose result could differ from the row codec's are added to ``changes.left``; the
+    row codec decodes these records one by one.
     """
     codes = _op_codes(some.ops)
     deleted = codes == _DELETE
@@ -396,9 +399,10 @@ def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
 
 
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
-    """Returns the columns of old rows, new rows or keys by name; None if no record has such a row.
+    """Converts the old rows, new rows or keys of records to typed columns, by column name.
 
-    Records with a value that cannot be decoded here are marked in the mask ``left``.
+    Returns None if no record has such a row. Records with a value that cannot be converted here are marked in
+    the mask ``left``.
     """
     if not image.present.any():
         return None
@@ -429,7 +433,7 @@ def _struct(
 ) -> pa.Array:
     """Returns the rows as an Arrow struct array with one item per record, null for records without a row.
 
-    If an old row contains only its key (``cut``), its other columns are null.
+    ``cut`` shows which old rows contain only their key; their other columns become null.
     """
     present = image.present
     if not columns:
@@ -448,7 +452,10 @@ def _struct(
 
 
 class _Cut(NamedTuple):
-    """A mask of the old rows that contain only their key, and the names of the columns outside of the key."""
+    """Old rows of which the source sent only the key.
+
+    ``rows``: mask of the records with such an old row. ``names``: names of the columns outside of the key.
+    """
 
     rows: Mask
     names: frozenset[str]
@@ -459,9 +466,9 @@ def _cut_rows(cut: _Cut | None, name: str) -> Mask | None:
 
 
 def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict[str, Mask]:
-    """Returns, by column, a mask of the rows whose value of this column was not sent.
+    """Returns, for each column that has such rows, a mask of the rows in which the source left its value out.
 
-    An old row that contains only its key counts as one in which no other column was sent.
+    In an old row that contains only its key (``cut``), every other column counts as left out.
     """
     unsent = {}
     for name, column in (columns or {}).items():
@@ -478,9 +485,10 @@ def _marked(
     deleted: Mask,
     cut: _Cut | None,
 ) -> dict[str, Mask]:
-    """Returns, by column, a mask of the rows that have the mark ``marks``, one of ``MARKS``.
+    """Returns, for each marked column, a mask of the changes that a time policy handled.
 
-    The mark of a delete comes from its old row, and that of any other change from its new row.
+    ``marks``: the kind of mark, one of ``MARKS`` (invalid dates, ambiguous times). A delete is marked by its
+    old row, and any other change by its new row.
     """
     masks: dict[str, Mask] = {
         name: mask for name, column in (after or {}).items() if (mask := getattr(column, marks)) is not None
@@ -499,9 +507,9 @@ def _marked(
 
 
 def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
-    """Returns Postgres' old rows that contain only their key; None if there are no such rows.
+    """Finds the old rows from Postgres that contain only their key; returns None if there are none.
 
-    Records for which this is uncertain are marked in the mask ``left``.
+    Records whose old row may contain only its key are marked in the mask ``left``.
     """
     image = some.before
     if plan.connector != POSTGRES or not plan.key or not image.present.any():
@@ -521,9 +529,10 @@ def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
 
 
 def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
-    """Returns a mask of Postgres' old rows with a blank key column: null, the type's zero, or its default.
+    """Returns a mask of the old rows from Postgres in which a key column may not have been sent.
 
-    Such a key column may not have been sent.
+    In such an old row, the key column is null, its type's zero, or its default. For all connectors other than
+    Postgres, the mask is False everywhere.
     """
     blank = np.zeros(len(some.where), np.bool_)
     if plan.connector != POSTGRES or not some.before.present.any():
@@ -582,9 +591,10 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
 
 
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
-    """Returns the positions in the source database and the commit timestamps, one of each per record.
+    """Returns two arrays with an item per record: positions in the source database, and commit timestamps.
 
-    Records whose position does not fit in the column are marked in the mask ``left``.
+    An item is null if the record has no such value. Records whose position does not fit into the array's type
+    are marked in the mask ``left``.
     """
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())
@@ -599,10 +609,10 @@ def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, p
 
 
 def _whole(some: Envelopes, name: str) -> pa.Array | None:
-    """Returns a member of the source block as an array of counts, one per record.
+    """Returns the integers that the records' source blocks have in the member ``name``, one per record.
 
-    A count is null where the member is negative or missing. Returns None if the column is not an integer
-    column.
+    An integer is null if the member is negative or missing. Returns None if the member is not an integer in
+    all records.
     """
     if name not in some.source_names:
         return pa.nulls(len(some.where), pa.int64())
@@ -654,7 +664,7 @@ def _coded(column: Wire) -> pa.DictionaryArray:
 
 
 def _lists(numbers: Sequence[pa.Array], valid: pa.Array) -> pa.Array:
-    """Returns a list array with the numbers of each row, null where ``valid`` is false."""
+    """Combines columns of numbers to an array of lists, one per row; null for rows that are not ``valid``."""
     columns = [column.fill_null(0).to_numpy() for column in numbers]
     return source_lists(columns, valid.to_numpy(zero_copy_only=False))
 
@@ -678,7 +688,10 @@ def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _marked_deletes(records: Records, null: Indices) -> set[int]:
-    """Returns the indices of the null values whose header marks them as deletes."""
+    """Returns the indices in ``null`` of the records that have the header of a flattened row's delete.
+
+    ``null``: indices of the records whose value is null.
+    """
     if records.headers is None:
         return set()
     header_lists = records.headers.take(pa.array(null)).to_pylist()

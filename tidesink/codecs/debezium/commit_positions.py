@@ -86,7 +86,7 @@ def commit_position(source: Mapping[str, Any]) -> int | None:
 
 
 def _commit_before(source: Mapping[str, Any]) -> int | None:
-    """Returns the end of the commit before a row's transaction; None if it is not known.
+    """Returns the LSN at which the commit before a row's transaction ends; None if it is not known.
 
     For the first transaction that a connector sends, returns the row's own LSN.
     """
@@ -102,8 +102,8 @@ def commit_positions(
 ) -> pa.Array:
     """Returns the commit positions of many rows of one connector, null where a position is not known.
 
-    ``member`` returns a column of the rows' source blocks by its name; ``names`` holds the existing names,
-    and ``count`` is the number of rows.
+    ``member`` is a function that returns a member of the rows' source blocks as a column, by its name.
+    ``names`` holds the names of the available members, and ``count`` is the number of rows.
     """
     columns = {name: member(name) for name in _MEMBERS if name in names}
     positions = None

@@ -52,8 +52,9 @@ class ConnectSchema:
 
     ``name`` is the semantic type's name (``io.debezium.time.Date``), or a struct's own name. ``parameters``
     has further attributes of the type (``scale``, ``length``, ``allowed``) and the source's own column type.
-    ``default`` is the default as the record's format writes it, Avro's bytes as bytes. ``fields`` belong to a
-    struct, ``items`` to an array, ``keys`` and ``values`` to a map.
+    ``default`` is the default value as the schema contains it (in Avro, a bytes default is converted to
+    bytes). ``fields`` are a struct's fields, ``items`` is the schema of an array's items, ``keys`` and
+    ``values`` are the schemas of a map's keys and values.
 
     ``zero_defaults``: True for the rows of a Postgres table. If the database computes the default of a NOT
     NULL column (nextval, gen_random_uuid), the schema's default is the type's zero instead (Debezium 3.5).
@@ -98,7 +99,7 @@ def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ..
     """Returns the fields as a tuple, and raises if two of them have the same name.
 
     TiCDC writes ``_`` for characters that Avro does not allow in names. So the columns ``a-b`` and ``a_b``
-    become the same field, and their values could not be distinguished.
+    have the same field name, and their values could not be distinguished.
 
     Raises:
         SchemaMismatchError: two fields have the same name; the message names the field and both columns.
@@ -207,7 +208,7 @@ def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
 
 @dataclass
 class _Reader:
-    """Converts one Avro schema to a Connect schema.
+    """Converts one Avro schema, including its nested schemas, to a Connect schema.
 
     ``named`` holds the named Avro types read so far, with None for a type that is still being read.
     ``entries`` holds the names of the record types that represent a map's entries.
@@ -355,7 +356,7 @@ def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | 
 
 
 def _own_name(name: object) -> str | None:
-    """Returns a schema's name, or None if AvroData generated it because the schema has no name."""
+    """Returns a Connect schema's own name; None if it has no name and AvroData only generated one."""
     if not isinstance(name, str) or name in _UNNAMED or name.startswith(_DEFAULT_NAME):
         return None
     return name

@@ -190,7 +190,8 @@ class AvroWriter(TicdcWriter):
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
             raise EncodeError(
-                "The event's row has no value for this column, but the Avro record needs one.",
+                "The event's row has no value for this column, but the Avro record needs a value for every "
+                "column. Add the column to the event's row.",
                 column=column.name,
             )
         return avro_value(column, row[column.name], self._options, self._zone)
@@ -200,7 +201,10 @@ class AvroWriter(TicdcWriter):
 
     def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
         if any(column.virtual for column in schema.columns):
-            raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns.")
+            raise EncodeError(
+                "TiCDC's debezium-avro protocol cannot write tables with virtual columns. Use another "
+                "protocol for this table, such as debezium-json."
+            )
         records = _Records(table, schema, self._options)
         key, value = records.key(), records.envelope()  # before anything is registered
         # Dots are kept here, unlike in flat-avro's subjects.
@@ -232,7 +236,10 @@ class AvroWriter(TicdcWriter):
 
 @dataclass(frozen=True)
 class _Records:
-    """The Avro schemas of one table's records. Raises EncodeError if two columns have the same field name."""
+    """Creates the Avro schemas of one table's records, for the key and for the value.
+
+    Both methods raise EncodeError if two columns would have the same Avro field name.
+    """
 
     table: TableId
     schema: TableSchema
@@ -273,7 +280,7 @@ class _Records:
 
 
 def avro_type(column: Column, options: CodecOptions) -> Any:
-    """Returns the Avro type of a column, without its union with null."""
+    """Returns the Avro type of a column's values other than null; the caller adds the union with null."""
     row = row_of(column.type)
     if row.reader == "decimal":
         return _decimal_type(column.type) if options.avro_decimal_handling_mode == "precise" else "string"
@@ -325,7 +332,9 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
 
 
 def _single(column: Column, value: float) -> float:
-    """Rounds the value to a 32-bit float, also if its Avro field has eight bytes.
+    """Rounds the value to the nearest 32-bit float.
+
+    Like TiCDC, it does so even if the Avro field is a double.
 
     Raises:
         EncodeError: the value is too large for a 32-bit float.
@@ -351,10 +360,10 @@ _NO_RECORD: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowEr
 
 @dataclass(frozen=True)
 class AvroPart:
-    """A registered Avro schema that encodes records.
+    """A registered Avro schema, with which records are encoded.
 
-    ``head`` is the header of each encoded record, with the schema's id. ``bare`` is the schema in fastavro's
-    form.
+    ``head`` is the Confluent header with the schema's id, with which each encoded record begins. ``bare`` is
+    the schema in fastavro's parsed form.
     """
 
     head: bytes
@@ -377,7 +386,7 @@ class AvroPart:
 
 
 def registered(registry: SchemaRegistry, subject: str, record: Members) -> AvroPart:
-    """Registers a record's Avro schema under a subject and returns it.
+    """Registers the Avro schema ``record`` under a subject, and returns an encoder of its records.
 
     Raises:
         RegistryError: the schema cannot be registered.
@@ -405,7 +414,10 @@ def named_record(namespace: str, name: str, fields: list[Members], *, version: i
 
 
 def avro_of_connect(schema: Members) -> Any:
-    """Converts a Connect schema to an Avro schema, without a union with null for the schema itself."""
+    """Converts a Connect schema to an Avro schema that does not allow null.
+
+    ``avro_field`` adds the union with null for an optional field. Fields inside a struct may be optional.
+    """
     return _SHAPES.get(schema["type"], _primitive)(schema)
 
 
@@ -499,7 +511,8 @@ class JsonWriter(TicdcWriter):
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
             raise EncodeError(
-                "The event's row has no value for this key column, but the record's key needs one.",
+                "The event's row has no value for this key column, but the record's key needs one. Add the "
+                "column to the event's row.",
                 column=column.name,
             )
         return wire_value(column, row[column.name], self._zone)
@@ -528,7 +541,7 @@ def _start_ts(event: ChangeEvent) -> int:
     if not isinstance(start_ts, int):
         raise EncodeError(
             "The setting debezium-include-start-ts needs extension.source.start_ts in each event, "
-            "but this event does not have it."
+            "but this event does not have it. Switch the setting off, or add start_ts to the event."
         )
     return start_ts
 

@@ -125,10 +125,10 @@ def _moment(column: Column, text: Value) -> datetime | None:
     """Parses a date, or a date and time.
 
     A year below 100 is changed as TiCDC changes it: 69 becomes 2069, 70 becomes 1970. Returns None if the
-    text is not a date of the calendar, such as 2026-02-30.
+    date does not exist in the calendar, such as 2026-02-30.
 
     Raises:
-        EncodeError: the text has another form; context has the column.
+        EncodeError: the text does not have the form of a date or of a date and time; context has the column.
     """
     match = _MOMENT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -590,6 +590,6 @@ def _table_changes(event: DdlEvent) -> list[Members]:
         raise EncodeError(
             "A DDL event in TiCDC's debezium protocols contains tableChanges, the whole table "
             "definition of TiDB, but the event's extension does not have it. Only DDL events that "
-            "were decoded from these protocols can be written."
+            "were decoded from these protocols can be written. Remove the event from the input."
         )
     return changes

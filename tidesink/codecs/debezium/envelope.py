@@ -217,11 +217,12 @@ _EXACT_NAMES: Final = frozenset({POSTGRES, "yugabytedb"})
 
 
 def has_exact_names(connector: str) -> bool:
-    """Returns True if a connector's column names must always match exactly, upper and lower case included.
+    """Returns True if column names of this connector's database are always compared with regard to case.
 
-    Other databases compare names without regard to case (MySQL, MariaDB, TiDB, and SQL Server by default), or
-    fold unquoted names to one case (Oracle, Db2, Informix). For them, and for an empty ``connector`` (not
-    known), names must match exactly only once a row has two columns whose names differ in case.
+    This is the case for Postgres and YugabyteDB. Other databases compare names without regard to case (MySQL,
+    MariaDB, TiDB, and SQL Server by default), or fold unquoted names to one case (Oracle, Db2, Informix).
+    Their names, and those of an unknown connector (empty text), are compared with regard to case only after a
+    row had two columns whose names differ only in case.
     """
     return connector in _EXACT_NAMES
 
@@ -273,9 +274,10 @@ class RowRead(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of a struct schema, with a reader for each.
+    """The columns of a table as the Connect schema of its rows describes them.
 
-    ``fields`` holds, per column, its name in the record, the column's own name, and the reader of its values.
+    ``fields`` holds, per column, the field's name in the record, the column's own name, and the function that
+    reads its values.
     """
 
     schema: ConnectSchema
@@ -352,7 +354,7 @@ class Rows:
     def shape(
         self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
     ) -> Shape:
-        """Returns the columns and value readers of a table whose rows have this struct schema.
+        """Returns the columns of a table whose rows have this Connect schema, with their value readers.
 
         ``skipped`` returns True for the names of fields that are not columns.
         """
@@ -398,9 +400,9 @@ class Rows:
         return RowRead(values, self.same(columns), tuple(unavailable))
 
     def same(self, columns: list[Column]) -> tuple[Column, ...]:
-        """Returns a cached tuple of these columns.
+        """Converts a list of columns to a tuple; returns the same tuple object for the same column objects.
 
-        The same tuple is returned each time, so that the columns' table schema is created only once.
+        Table schemas are cached by the identity of this tuple, so each is created only once.
         """
         key = tuple(map(id, columns))
         cached = self._tuples.get(key)
@@ -415,9 +417,9 @@ class Rows:
 
     @cached_property
     def _encoded_placeholders(self) -> frozenset[str]:
-        """Base64 and hex texts of the unavailable-value placeholder, as a bytes column has it in JSON.
+        """Texts that JSON has for the unavailable-value placeholder in a bytes column: base64 and hex.
 
-        They are compared with values whose column type is not known.
+        A text value of a column of unknown type is compared with them.
         """
         if self.modes.placeholder is None:
             return frozenset()
@@ -512,7 +514,7 @@ class Keyed(NamedTuple):
 class Change(NamedTuple):
     """The decoded parts of a row change: operation, table, key, source block, and old and new row.
 
-    ``raw_before`` is the old row before decoding, ``row_schema`` its schema.
+    ``raw_before`` is the old row as the record contains it, not yet decoded; ``row_schema`` is its schema.
     """
 
     op: Op
@@ -533,7 +535,10 @@ def is_envelope(payload: Mapping[str, Any]) -> bool:
 
 
 def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
-    """Removes all columns but those in ``names`` (in lower case) from the old row of an update's envelope."""
+    """Returns an envelope whose old row has only the columns in ``names`` (lower-case names).
+
+    The envelope of a delete is returned unchanged.
+    """
     before = value.payload.get("before")
     if value.payload["op"] == "d" or not isinstance(before, Mapping):
         return value
@@ -580,7 +585,7 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
         raise SchemaMismatchError(
-            f"An event with op {payload['op']} must have an after row, but this event has none."
+            f"An event with op {payload['op']} must have a new row (member after), but this event has none."
         )
     if connector_of(source) == POSTGRES and (op is Op.UPDATE or (op is Op.INSERT and moves_row(message))):
         row_schema = _image_schema(value.schema, "after")
@@ -608,7 +613,7 @@ _UNSENT_SHAPE: Final = (
     "The update has an empty geometry without SRID in column {!r}. The connector writes this "
     "value for an unchanged geometry if it is stored out of line (TOAST) and the column is "
     "NOT NULL, so the real value is not known. Set REPLICA IDENTITY FULL on the table, "
-    "unless it is set already, and take a snapshot of the row."
+    "unless it is set already, and load the row again by a snapshot."
 )
 
 
@@ -633,7 +638,7 @@ def is_unsent_shape(raw: object) -> bool:
 
 
 def moves_row(message: Message) -> bool:
-    """Returns True if a record is the insert half of an update that changed the key.
+    """Returns True if a record is the insert that Debezium writes for an update that changed the key.
 
     Debezium splits such an update into a delete and an insert, and puts the old key into a header of the
     insert.
@@ -649,9 +654,9 @@ def check_shapes(
 ) -> None:
     """Raises if the new row of an update may lack a PostGIS geometry that the connector did not send.
 
-    In place of such a geometry the connector writes an empty geometry. An old row ``before`` that contains
-    another geometry proves that the new one is really empty. If the old row is empty there too, it proves
-    this only if it is a whole row.
+    In place of such a geometry the connector writes an empty geometry. A new row's empty geometry is accepted
+    as real in two cases: the old row ``before`` contains another geometry in this column, or the old row was
+    sent whole.
 
     Raises:
         SchemaMismatchError: a geometry may not have been sent; context has the column.
@@ -673,9 +678,9 @@ def check_shapes(
 def _is_whole(
     before: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> bool:
-    """Returns True if the old row has a value in a nullable column.
+    """Returns True if the old row was certainly sent whole, because a nullable column has a value.
 
-    Replica identities contain only NOT NULL columns, so such a row was sent whole.
+    If Postgres sends only the replica identity, the old row contains only NOT NULL columns.
     """
     _, optional, blank = _old_columns(before, schema, definition)
     return bool((before.keys() - blank) & optional)
@@ -705,7 +710,7 @@ def _with_key_columns(change: Change, rows: Rows) -> Change:
 
 
 def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
-    """Builds the change event from its decoded parts.
+    """Builds the event of a row change from the decoded parts of its record.
 
     The names of columns whose values were not sent are written into the event's extension.
     """
@@ -745,10 +750,10 @@ def _image(value: Parsed, part: str, keyed: Keyed, table: TableId, rows: Rows) -
 
 
 def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) -> RowRead | None:
-    """Returns the row of a MongoDB event: the key's columns, and the whole document as JSON text.
+    """Returns the row of a MongoDB event: the key's columns, and one column with the document as JSON text.
 
-    For an update whose document the connector did not look up, the document column is unavailable, so the
-    target keeps its stored document.
+    If an update does not contain the document, because the connector did not look it up, the document column
+    is marked as unavailable. The target then keeps its stored document.
     """
     columns = (*keyed.read.columns, _DOCUMENT_COLUMN)
     if isinstance(raw, str):
@@ -783,7 +788,7 @@ def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object
 
 
 def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] | None:
-    """Returns the part of the old row that the source sent; for a delete without an old row, its key."""
+    """Returns the columns of the old row that the source sent; the key if a delete has no old row."""
     keyed, before = change.keyed, change.before
     if before is None or keyed.row is None:
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
@@ -800,7 +805,7 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
 
 
 def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Returns the names of the old row's columns whose values the source did not send, in column order."""
+    """Returns the names of the columns that the source did not send in the old row, in column order."""
     before = change.before
     if before is None or old is None or (not before.unavailable and old is before.values):
         return ()
@@ -809,7 +814,7 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 
 
 class _StandIns(NamedTuple):
-    """Columns of a Postgres delete whose values the connector may have filled in.
+    """Columns of a Postgres delete that Postgres did not send, so that the connector filled in their values.
 
     ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty.
     ``uncertain``: key columns that may not have been sent; the delete is applied nevertheless.
@@ -820,7 +825,7 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
-    """Determines whether the old row of a Postgres delete shows that a key column was not sent.
+    """Determines from the old row of a Postgres delete whether a key column was not sent.
 
     Postgres sends a whole old row, or only the columns of the replica identity, which are NOT NULL. The
     connector fills in the other columns with null, the type's zero or the default. Such a value is called
@@ -861,11 +866,11 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
 def _old_columns(
     raw: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
-    """Returns three facts about an old row's columns: own names, nullable columns, and blank columns.
+    """Returns three facts about an old row: the names of its columns, its nullable and its blank columns.
 
-    The own names are a mapping from the names in the record; it is empty if neither a schema nor a definition
-    describes the columns. The other two are sets of names in the record. A column is blank if its value is
-    null, the type's zero, or the default.
+    The first is a mapping from each name in the record to the column's own name; it is empty if neither a
+    schema nor a definition describes the columns. The other two are sets of names in the record. A column is
+    blank if its value is null, the type's zero, or the default.
     """
     if schema is not None:
         own = {field.wire: field.name for field in schema.fields}
@@ -912,7 +917,7 @@ _EPOCH: Final = {"year": 1970, "month": 1, "day": 1}
 
 
 def is_blank(raw: object) -> bool:
-    """Returns True if a value, as it is in the record, is null or its type's zero."""
+    """Returns True if a value in a record, before it is decoded, is null or its type's zero."""
     if isinstance(raw, Mapping):
         parts = (is_blank(value) or value == _EPOCH.get(name) for name, value in raw.items())
         return is_unsent_shape(raw) or all(parts)

@@ -82,7 +82,7 @@ _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_n
 class JsonParser:
     """Parses the JSON keys and values of records, compressed or not, and caches their schemas.
 
-    ``most``: the maximum decompressed size of a key or value, in bytes.
+    ``most``: the maximum size of a decompressed key or value, in bytes.
     """
 
     def __init__(self, most: int = LARGEST) -> None:
@@ -157,7 +157,11 @@ class JsonParser:
 
 
 def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
-    """Returns the text before the payload, and the schema in it; None if the text contains no schema."""
+    """Splits JSON in which the schema is the first member.
+
+    Returns the text before the payload, and the Connect schema in this text. Returns None if the first member
+    is not a schema that is followed by a payload.
+    """
     schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
     if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
         return None
@@ -165,7 +169,7 @@ def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
 
 
 def _schema_of_tail(tail: str) -> ConnectSchema | None:
-    """Returns the schema in the text after the payload; None if that text contains no schema."""
+    """Returns the Connect schema in the text after a payload; None if this text contains no schema."""
     if not tail.startswith(_THEN_SCHEMA):
         return None
     schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
@@ -207,7 +211,10 @@ def _make_room(cache: dict[Any, Any], texts: Iterable[str]) -> None:
 
 
 def _unwrapped(value: Any) -> Parsed:
-    """Splits any JSON value into payload and schema; without a wrapping, the whole value is the payload."""
+    """Splits parsed JSON into its payload and its schema.
+
+    JSON that is not an object with the members ``payload`` and ``schema`` is a payload as a whole.
+    """
     if not isinstance(value, dict) or "payload" not in value or not value.keys() <= _WRAPPING:
         return Parsed(value)
     payload, schema = value["payload"], value.get("schema")
@@ -232,7 +239,8 @@ _KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values
 class Writer(NamedTuple):
     """The Avro schema with which a record was written.
 
-    ``bare`` describes only the layout of the record's bytes, ``schema`` what its values mean.
+    ``bare`` is the Avro schema reduced to the layout of the record's bytes. ``schema`` is the Connect schema,
+    which determines what the values mean.
     """
 
     bare: Any
@@ -285,11 +293,11 @@ class AvroParser:
 
 
 def bare_schema(avro: Any) -> Any:
-    """Reduces an Avro schema to the layout of a record's bytes, in fastavro's parsed form.
+    """Reduces an Avro schema to the layout of a record's bytes, and returns it in fastavro's parsed form.
 
     Raises:
-        SchemaMismatchError: the schema is nested too deeply, or one of its parts is stored in no bytes at
-            all.
+        SchemaMismatchError: the schema is nested too deeply, or values of one of its parts are stored in no
+            bytes at all.
     """
     return fastavro.parse_schema(_bare(avro, 0))
 
@@ -319,10 +327,10 @@ def _bare_field(field: Any, level: int) -> dict[str, Any]:
 
 
 def _costing(inner: Any) -> Any:
-    """Returns a part of an Avro schema unchanged, and raises if its values are stored in no bytes at all.
+    """Checks that each value of a part of an Avro schema needs at least one byte, and returns the part.
 
-    Otherwise five bytes could declare an array of billions of such values, and nested empty records would
-    double at each level. Only a table's whole key is ever empty.
+    Without this check, five bytes could declare an array of billions of empty values, and nested empty
+    records would double at each level. The schema of a whole key may be empty and is not checked.
 
     Raises:
         SchemaMismatchError: values of this part are stored in no bytes.
@@ -346,22 +354,24 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
     except DAMAGED as error:
         raise SchemaMismatchError(
             f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). "
-            "It is cut short, or was written with a different schema than its id names."
+            "It is cut short, or was written with a different schema than its id names. Check that the "
+            "producer and tidesink use the same schema registry."
         ) from error
     if stream.tell() != len(data):
         raise SchemaMismatchError(
-            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written "
-            "with a different schema than its id names."
+            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written with "
+            "a different schema than its id names. Check that the producer and tidesink use the same "
+            "schema registry."
         )
     return record
 
 
 class Parsed(NamedTuple):
-    """The payload of a record, with the schema with which it was written (None if JSON contains no schema).
+    """A parsed key or value of a record: its payload, and the schema with which it was written.
 
     ``payload`` holds the values as the format stores them: JSON's numbers with a fraction as ``Decimal``, so
-    that no digit is lost; Avro's bytes unchanged, whatever their logical type is. ``schema_id`` is the
-    schema's id in the registry, or None.
+    that no digit is lost; Avro's bytes unchanged, whatever their logical type is. ``schema`` is None if JSON
+    contains no schema. ``schema_id`` is the schema's id in the registry, None for JSON.
     """
 
     payload: Any

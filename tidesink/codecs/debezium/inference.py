@@ -40,7 +40,7 @@ _GUESSED: Final = ColumnType("text")
 
 
 class InferredColumn(NamedTuple):
-    """A column of a record. ``guessed`` is True if its type is not known, and text is assumed."""
+    """A column of a record. ``guessed`` is True if its type is not known, so that it is read as text."""
 
     column: Column
     guessed: bool
@@ -70,7 +70,7 @@ def inferred_column(text: str) -> InferredColumn:
 
 
 class FirstRow(NamedTuple):
-    """A table as one record describes it: its columns, its key, and how the record was written.
+    """A table as described by a single record: its columns, its key, and how the record was written.
 
     ``message`` is that record. ``flattened``: True if ExtractNewRecordState flattened it. ``bare``: True if
     it contains no schema. ``is_ticdc``: True if TiCDC wrote it. ``connector``: the connector's name in its
@@ -88,11 +88,11 @@ class FirstRow(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """Facts about how the records with one ``TableSchema`` were written.
+    """How the records whose events have the same ``TableSchema`` were written.
 
-    ``bare``: True if they contain no schema. ``flattened``: True if ExtractNewRecordState flattened them.
-    ``guessed``: the columns whose type is not known. ``key_only``: the columns that only the Kafka key
-    contains.
+    ``bare``: True if the records contain no schema. ``flattened``: True if ExtractNewRecordState flattened
+    them. ``guessed``: names of the columns whose type is not known. ``key_only``: names of the columns that
+    only the Kafka key contains.
     """
 
     bare: bool = False
@@ -116,9 +116,8 @@ class _Parser(JsonParser):
 class LoneCodec(DebeziumJsonCodec):
     """A codec without memory: it decodes a record the same way whatever records it has decoded before.
 
-    ``definition`` is the table from the config. ``known`` holds the types of columns that are not in the
-    definition, for records without a schema. In these records, a column that is in neither of them is read as
-    text.
+    ``definition`` is the table from the config. For records without a schema, ``learned`` holds the types of
+    columns that the definition does not contain, and a column that neither of them contains is read as text.
     """
 
     def __init__(
@@ -144,7 +143,10 @@ class LoneCodec(DebeziumJsonCodec):
         return self._watched.bare
 
     def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
-        """Returns the columns of the last decoded record. ``schema`` is the table schema of its event."""
+        """Returns the columns of the last decoded record, each with whether its type was guessed.
+
+        ``schema`` is the table schema of that record's event.
+        """
         # A key may have a schema even if its value does not. MongoDB's documents and their keys are texts.
         types, document = self._types, schema.by_name.get(DOCUMENT)
         is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
@@ -161,7 +163,7 @@ class LoneCodec(DebeziumJsonCodec):
             self._facts.clear()
 
     def facts_of(self, schema: TableSchema) -> RowFacts:
-        """Returns how the records were written whose events have exactly this schema object."""
+        """Returns facts about the records whose events have this very table schema (not an equal copy)."""
         return self._facts.get(id(schema), RowFacts())
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
@@ -169,7 +171,7 @@ class LoneCodec(DebeziumJsonCodec):
         return tuple(self._known(event) for event in super()._decoded(message, keys))
 
     def _known(self, event: Event) -> Event:
-        """Replaces the event's schema by an equal schema object that ``facts_of`` accepts."""
+        """Gives the event an equal schema object, for which ``facts_of`` returns the facts of its record."""
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
         schema, flattened = event.schema, SOURCE not in (event.extension or {})
@@ -184,7 +186,7 @@ class LoneCodec(DebeziumJsonCodec):
         return event._replace(schema=self._met[key][1])
 
     def _learn(self, event: DdlEvent) -> None:
-        """Ignores DDL: types come only from ``definition`` and ``known``."""
+        """Ignores DDL: types come only from ``definition`` and ``learned``."""
 
 
 def first_row(
@@ -194,7 +196,7 @@ def first_row(
     *,
     faults: list[DecodeError] | None = None,
 ) -> FirstRow | None:
-    """Returns the table as described by the first record with a whole row; None if no record has one.
+    """Returns the table as described by the first record with a whole row; None if no record has a whole row.
 
     Records that cannot be decoded are skipped; their errors are appended to ``faults``.
     """

@@ -52,16 +52,16 @@ _NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
 class _Part:
-    """Finds the payloads in the keys or the values of records.
+    """Finds the payloads in the keys, or in the values, of records.
 
-    The texts around the payloads, which contain the schemas, are cached.
+    The JSON text around a payload contains the schema and is the same in many records, so it is cached.
     """
 
     def __init__(self) -> None:
         self._texts: list[Wrapping] = []
 
     def split(self, column: pa.Array) -> _Split:
-        """Finds the payload of each record, and the text around it, which contains its schema."""
+        """Finds each record's payload, and the cached text around it that contains the schema."""
         if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
             self._texts = []
         result = _Split.of(column, self._texts)
@@ -93,8 +93,8 @@ def _wrapping(data: bytes) -> Wrapping | None:
 class _Split:
     """The position of each record's payload in a column of keys or values.
 
-    ``codes`` holds, per record, the index in ``texts`` of the text around its payload. The code is negative
-    for a null, and for a record that no text in ``texts`` surrounds.
+    ``texts`` holds the texts that surround payloads. ``codes`` holds, per record, the index in ``texts`` of
+    the text around its payload; the code is negative for a null, and for a record without such a text.
     """
 
     column: pa.Array
@@ -107,7 +107,7 @@ class _Split:
 
     @classmethod
     def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
-        """Creates the split of a column of keys or values, before any payload is found in it."""
+        """Creates the object for a column of keys or values; ``match`` then finds the payloads in it."""
         kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
         _, offsets, data = column.buffers()
         count, size = len(column), kind().itemsize
@@ -120,9 +120,9 @@ class _Split:
         return cls(column, texts, codes, bounds, bounds[:-1].copy(), bounds[1:].copy(), view)
 
     def match(self, code: int, waiting: Indices) -> Indices:
-        """Matches those of the ``waiting`` records that are surrounded by the text ``texts[code]``.
+        """Finds the payloads of those ``waiting`` records whose payload is surrounded by ``texts[code]``.
 
-        Returns the indices of the records that do not match.
+        ``waiting`` holds indices of records. Returns the indices of the other records.
         """
         head, tail = self.texts[code].head, self.texts[code].tail
         starts, ends = self.offsets[:-1] + len(head), self.offsets[1:] - len(tail)
@@ -142,7 +142,10 @@ class _Split:
         return waiting[~same]
 
     def payloads(self, where: Indices) -> list[memoryview]:
-        """Returns the payloads of matched records, as views of the column's bytes."""
+        """Returns the payloads of the records at the indices ``where``, as views of the column's bytes.
+
+        ``match`` must have found these payloads.
+        """
         data = self.data
         pairs = zip(self.starts[where].tolist(), self.ends[where].tolist(), strict=True)
         return [data[start:end] for start, end in pairs]
@@ -160,10 +163,10 @@ def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class _Struct:
-    """A msgspec struct for a Connect struct.
+    """A msgspec struct class, generated for the Connect schema of a struct.
 
-    ``attributes`` maps the names of the members in a record to the names of the struct's attributes;
-    ``kinds`` maps them to their schemas.
+    ``attributes`` maps the names of the members in a record to the names of the class's attributes;
+    ``kinds`` maps the same names to the members' schemas.
     """
 
     made: type[msgspec.Struct]
@@ -171,7 +174,7 @@ class _Struct:
     kinds: dict[str, ConnectSchema]
 
     def column(self, rows: Sequence[Any], wire: str) -> Wire:
-        """Returns one member of all rows, as an array, or as a list if the values have several types."""
+        """Returns the values of one member in all rows, as an array, or as a list if their types differ."""
         values = list(map(attrgetter(self.attributes[wire]), rows))
         array = _ARRAYS.get(self.kinds[wire].type)
         if array is None:
@@ -322,7 +325,7 @@ def _tried(decode: Callable[[Any], Any], payload: memoryview) -> Any:
 
 
 class _Columns:
-    """Columns of one struct, to which rows are added in groups."""
+    """Converts the rows of one struct to columns; rows are added in groups."""
 
     def __init__(self, struct: _Struct, wires: Iterable[str]) -> None:
         self._struct = struct
@@ -330,7 +333,7 @@ class _Columns:
         self._present: list[npt.NDArray[np.bool_]] = []
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Adds a group of rows; None stands for a record without a row."""
+        """Adds a group of rows, one item per record; None for a record without a row."""
         present = np.array([row is not None for row in rows], np.bool_)
         self._present.append(present)
         if not present.all():
@@ -340,7 +343,7 @@ class _Columns:
                 parts.append(self._struct.column(rows, wire))
 
     def member(self, wire: str) -> Wire:
-        """Returns one column of all rows that were added."""
+        """Returns the values of the member ``wire`` in all rows that were added."""
         parts = self._parts[wire]
         if len(parts) < 2:
             return parts[0] if parts else []
@@ -358,8 +361,8 @@ class _Columns:
 def _opened(records: Records, most: int) -> Records:
     """Returns the records with decompressed keys and values.
 
-    If the records become very large, only the first of them are returned. A key or value that cannot be
-    decompressed is left unchanged; decoding it later raises the error.
+    Stops once the decompressed records are larger than 64 MiB, and then returns only the first records. A key
+    or value that cannot be decompressed is left unchanged; decoding it later raises the error.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
     if all(pc.all(mask, min_count=0).as_py() for mask in starts):
@@ -397,11 +400,11 @@ class JsonColumns:
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the row changes in records with a schema.
+        """Decodes the records that contain a schema and are envelopes of row changes.
 
-        All other records are left to the row codec, which decodes one record at a time. If compressed records
-        become very large when decompressed, only the first of them are read; the result contains their
-        number.
+        The result lists the indices of all other records, which the row codec decodes one by one. If the
+        records are larger than 64 MiB when decompressed, only the first records are read; the result contains
+        their number.
         """
         records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
@@ -413,10 +416,10 @@ class JsonColumns:
         return changes.result(records, np.concatenate(unknown), self._is_flattened)
 
     def _envelopes(self, values: _Split, keys: _Split) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """Yields the decoded envelopes of the records with the same key schema and value schema.
+        """Groups the records by their key schema and value schema, and decodes each group.
 
-        Each item also has the indices of records that were not decoded; the row codec decodes them one by
-        one.
+        Yields, for each group, the decoded envelopes, and the indices of the records that were not decoded.
+        The row codec decodes those records one by one.
         """
         usable = (values.codes >= 0) & (keys.codes >= _NULL)
         pairs = set(zip(values.codes[usable].tolist(), keys.codes[usable].tolist(), strict=True))
@@ -435,15 +438,18 @@ class JsonColumns:
 
 
 def _no_envelope(values: _Split, keys: _Split) -> Indices:
-    """Returns the indices of the records whose key or value does not have the usual form."""
+    """Returns the indices of the records whose key or value is not a payload with a schema around it.
+
+    Records with a null value are not included.
+    """
     return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
 
 
 class _Reading:
-    """Decodes the envelopes of records with one key schema and one value schema, group by group.
+    """Decodes the envelopes of records that have the same key schema and the same value schema.
 
-    All of them come from the connector of the first envelope. The indices of envelopes from other connectors,
-    and of records that cannot be decoded, are added to ``left``.
+    Only envelopes from the connector of the first decoded envelope are kept. The indices of records from
+    other connectors, and of records that cannot be decoded, are added to ``left``.
     """
 
     def __init__(self, envelope: _Envelope, key: _Key | None) -> None:

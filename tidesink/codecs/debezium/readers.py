@@ -79,7 +79,10 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
 
 
 def has_own_type(schema: ConnectSchema, column: Column) -> bool:
-    """Returns True if the column has the type that its schema describes, so no value must be converted."""
+    """Returns True if a column has the very type that its Connect schema describes.
+
+    The values that are read by the schema are then already values of the column.
+    """
     own, defined = wire_type(schema), column.type
     if own.name != defined.name:
         return False
@@ -175,10 +178,10 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
 
 
 def _items(raw: object, inner: ConnectSchema) -> ConnectSchema:
-    """Returns the schema of an array's items.
+    """Returns a Connect schema for the items of the JSON array ``raw``.
 
-    If the items are arrays themselves, the schema is nested as deeply; the innermost items have the schema
-    ``inner``.
+    ``inner`` is the schema of the innermost items. If the items are arrays themselves, the result is an array
+    schema that is nested as deeply as they are.
     """
     inside = next((item for item in raw if isinstance(item, list)), None) if isinstance(raw, list) else None
     return inner if inside is None else replace(_schema("array"), items=_items(inside, inner))
@@ -263,7 +266,7 @@ _FIXED_UNIT: Final[dict[TimePrecision, int]] = {"connect": 3, "microseconds": 6,
 
 
 def _unit(column_type: ColumnType, modes: DebeziumModes) -> int:
-    """Returns the unit in which a time is counted, as digits of a second: 3 (ms), 6 (µs) or 9 (ns)."""
+    """Returns the unit in which times are counted, as digits of a second: 3 (ms), 6 (µs) or 9 (ns)."""
     fixed = _FIXED_UNIT.get(modes.time_precision_mode)
     if fixed is not None:
         return fixed
@@ -294,9 +297,9 @@ _IMPLIED: Final[dict[Reader, Implied]] = {
 
 
 def infer_column(name: str, raw: object) -> Column:
-    """Returns the column that a JSON value without a definition implies.
+    """Returns a column whose type is inferred from a JSON value, for a column without a definition.
 
-    Its type is boolean, bigint, decimal, json or text. A decimal has no precision, since JSON does not
+    The type is boolean, bigint, decimal, json or text. A decimal has no precision, since JSON does not
     distinguish a DECIMAL from a DOUBLE; Delta stores it as text with all its digits. The type of null is
     text.
     """
@@ -334,9 +337,7 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
         return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
-    raise SchemaMismatchError(
-        f"{shown(raw)} is not a JSON value. The JSON parser must read numbers with a fraction as Decimal."
-    )
+    raise SchemaMismatchError(f"{shown(raw)} is not a JSON value. Parse the JSON with parse_float=Decimal.")
 
 
 Fit = Callable[[Value], Value]
@@ -350,7 +351,7 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 def fitting(column_type: ColumnType, modes: DebeziumModes) -> Fit:
-    """Returns the function that converts a value read from a record to a value of the column's type.
+    """Returns a function that converts a value, as it was read from a record, to the column's type.
 
     The function raises ValueOutOfRangeError for a value that the type cannot hold and SchemaMismatchError for
     a value of another kind.
@@ -428,11 +429,11 @@ def _fit_decimal(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _sure(value: float, column_type: ColumnType) -> Decimal:
-    """Returns the decimal that a double was created from.
+    """Returns the DECIMAL value that the source converted to this double.
 
     Raises:
-        ValueOutOfRangeError: with the column's scale, the number has more than fifteen digits, so that the
-            double may stand for several decimals.
+        ValueOutOfRangeError: at the column's scale, the number has more than fifteen digits, so that several
+            decimals are converted to the same double; or the column has no scale.
     """
     scale = column_type.scale
     if scale is None or not abs(value) < 10.0 ** (_SURE_DIGITS - scale):

@@ -86,11 +86,11 @@ def column_remarks(
 
 
 def key_remark(keys: Iterable[str]) -> Iterator[str]:
-    """Yields the warning that a deleted row of a Postgres table may lack columns of its key.
+    """Yields the warning that a delete from a Postgres table may lack key columns of the deleted row.
 
-    There is no warning for a key of one column. If such a key was not sent, the old row contains another
-    column, and decoding the delete raises an error. The field of ``ByLogicalTableRouter`` does not count,
-    because it is not a column of the table.
+    For a key of one column, nothing is yielded: if such a key was not sent, decoding the delete raises an
+    error. The key field that ``ByLogicalTableRouter`` adds is not counted, because it is not a column of the
+    table.
     """
     named = tuple(name for name in keys if name != ROUTED)
     if len(named) > 1:
@@ -98,9 +98,10 @@ def key_remark(keys: Iterable[str]) -> Iterator[str]:
 
 
 def routed_field(added: Collection[str]) -> str:
-    """Returns how to describe, in a message, the key field that ``ByLogicalTableRouter`` adds.
+    """Returns words for a message that name the key field which ``ByLogicalTableRouter`` adds.
 
-    ``added``: names of the columns that only the records' keys have. If empty, the default name is returned.
+    ``added``: names of the columns that only the records' keys have. If it is empty, the words contain the
+    field's default name.
     """
     return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 

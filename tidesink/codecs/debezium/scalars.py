@@ -226,7 +226,7 @@ def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 
 def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
-    """Returns a function that reads bit strings: as a number up to 64 bits, as bytes if they are longer."""
+    """Returns a function that reads bit strings: up to 64 bits as an int, longer ones as bytes."""
     length = whole_parameter(schema, "length") or _MOST_BITS
     read = bytes_reader(schema)
     if not 0 < length <= _MOST_BITS:
@@ -347,9 +347,9 @@ def _fraction(units: int, per_second: int) -> str:
 
 
 def _civil(days: int) -> tuple[str, str]:
-    """Returns the date as text, and ``BC`` for a year before 1 (as PostgreSQL writes it) or an empty text.
+    """Converts a number of days since 1970-01-01 to a date: the text of year, month and day, and the era.
 
-    ``days`` counts from 1970-01-01.
+    The era is ``BC`` for a year before 1, as PostgreSQL writes it, and otherwise an empty text.
     """
     ordinal = days + _EPOCH_ORDINAL
     if 1 <= ordinal <= _LAST_ORDINAL:
@@ -365,9 +365,9 @@ def _civil(days: int) -> tuple[str, str]:
 
 
 def dated(year: int, day: str) -> tuple[str, str]:
-    """Returns a date as text, and ``BC`` for a year before 1 or an empty text.
+    """Combines a year, and month and day as text, to the text of a date, and returns it with its era.
 
-    ``day`` is the text of month and day.
+    The era is ``BC`` for a year before 1, and otherwise an empty text.
     """
     # ISO 8601 has a year 0, which is 1 BC.
     return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")

@@ -54,11 +54,11 @@ _NO_FORM: Final = (
 def recorded_value(
     stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool, bare: bool = False
 ) -> Convert | None:
-    """Returns the function that converts a value read from the database to the value that a record contains.
+    """Returns a function that converts a column's value in the database to the value that a record contains.
 
-    Returns None if both are always equal. ``stored`` is the column in the database, ``column_type`` its type
-    in the table's records. A TIMESTAMP is in UTC on both sides. ``bare``: True if the records have no
-    schemas.
+    Returns None if the two values are always equal. ``stored`` is the column in the database, ``column_type``
+    its type in the table's records. A TIMESTAMP is in UTC both in the database and in records. ``bare``: True
+    if the records have no schemas.
 
     Raises:
         ConfigError: the form of the values in records is not known; the message names the setting to add.
@@ -141,9 +141,9 @@ def _bit(case: Case) -> Convert | None:
 
 
 def _label(_case: Case) -> Convert:
-    """Returns a function that keeps a label unchanged.
+    """Returns a function that returns the label of an ENUM or SET value unchanged.
 
-    The label comes from the database's own list of members, not from the list in the records.
+    The label is correct even if the list of members in the records is older than the one in the database.
     """
     return unchanged
 
@@ -157,7 +157,7 @@ def _text(case: Case) -> Convert | None:
 
 
 def _on_calendar(text: str) -> str | None:
-    """Converts a two-digit year in a date, or in a date and time, as the producer does.
+    """Expands the two-digit year of a date, or of a date and time, as the producer of the records does.
 
     Returns None if the date does not exist in the calendar.
 
@@ -213,7 +213,7 @@ def _fraction(text: str, case: Case) -> str:
 
 
 def _trimmed(text: str, column_type: ColumnType) -> str:
-    """Formats a date and time with as many fraction digits as a record has."""
+    """Removes or adds zeros at the end of a time's fraction, so that the text is the same as in a record."""
     trimmed = text.rstrip("0").rstrip(".") if "." in text else text
     return padded(trimmed, column_type) if column_type.name in ("datetime", "timestamp") else trimmed
 

@@ -59,9 +59,9 @@ class Case(NamedTuple):
 
     @property
     def in_milliseconds(self) -> bool:
-        """True if records contain times only in milliseconds.
+        """True if times in records have at most milliseconds.
 
-        The connector's mode causes this, or the column's type in the records.
+        This follows from the connector's ``time.precision.mode``, or from the column's type in the records.
         """
         local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
         return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
@@ -89,7 +89,10 @@ def _on_texts(convert: Callable[[str], Value]) -> Convert:
 
 
 def numeric(case: Case) -> Convert | None:
-    """Returns the function that converts numeric and money values; None if the texts are already equal."""
+    """Returns the function that converts numeric and money values.
+
+    Returns None if the database's texts are equal to the values in records.
+    """
     if case.reader in ("float32", "float64"):
         return _on_texts(float)
     if case.reader == "text":
@@ -118,7 +121,7 @@ def _stripped(value: Decimal) -> Decimal:
 
 
 def scale_of(column_type: ColumnType) -> int | None:
-    """Returns the digits after the point that a numeric type declares; None if it declares no number."""
+    """Returns the scale that a numeric type declares (2 for money); None if the type declares no scale."""
     match = _SIZES.search(column_type.sql or "")
     return 2 if column_type.sql == "money" else None if match is None else int(match[2] or 0)
 
@@ -133,7 +136,10 @@ _DAY: Final = timedelta(days=1)
 
 
 def moment(case: Case) -> Convert | None:
-    """Returns the function that converts timestamps without a zone; None if the texts are already equal."""
+    """Returns the function that converts timestamps without a zone.
+
+    Returns None if the database's texts are equal to the values in records.
+    """
     return _on_texts(_cut) if case.in_milliseconds else None
 
 
@@ -280,12 +286,12 @@ def _pairs(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _members(pairs: Mapping[str, str | None]) -> str:
-    """Returns the pairs as the text of a JSON object, in their order."""
+    """Returns the text of a JSON object with these pairs of key and value, in their given order."""
     return "{" + ",".join(f"{json_text(key)}:{json_text(value)}" for key, value in pairs.items()) + "}"
 
 
 def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Returns the pairs in the order in which a ``java.util.HashMap`` iterates over them."""
+    """Sorts pairs of key and value into the order in which a ``java.util.HashMap`` iterates over them."""
     size = 16
     while len(pairs) * 4 > size * 3:
         size *= 2
@@ -380,7 +386,7 @@ Item = Callable[[str], object]
 
 
 def _item(element: Column, case: Case) -> Item:
-    """Returns the function that converts an array's item, for records with schemas."""
+    """Returns the function that converts each item of an array, if the records have schemas."""
     kind, modes, reader = element.type.name, case.modes, _READ.get(element.type.name)
     if (element.type.sql or "").startswith("numeric"):
         if modes.decimal_handling_mode == "double":
@@ -419,7 +425,7 @@ def _binary(modes: DebeziumModes) -> Item:
 
 
 def _bare_item(element: Column, modes: DebeziumModes) -> Item:
-    """Returns the function that converts an array's item, for records without schemas.
+    """Returns the function that converts each item of an array, if the records have no schemas.
 
     Raises:
         ConfigError: the form of such items in records is not known.
@@ -530,7 +536,7 @@ def _bare_time(element: Column, modes: DebeziumModes) -> Item:
 
 
 def _six(text: str) -> str:
-    """Pads the fraction of a date and time to six digits, which Python 3.10 requires."""
+    """Pads the fraction of a date and time to six digits, as Python 3.10 needs it to parse the text."""
     whole, point, digits = text.partition(".")
     return f"{whole}.{digits.ljust(6, '0')}" if point else whole
 
@@ -555,7 +561,7 @@ _BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {
 
 
 def of_text(case: Case) -> Convert | None:
-    """Returns the function that converts a value which the database returned as text.
+    """Returns the function that converts the text of a value in the database to the value in a record.
 
     Returns None if the record contains the same text.
     """

@@ -40,7 +40,10 @@ _INT64: Final = 1 << 63
 
 
 def fine_digits(schema: ConnectSchema) -> int | None:
-    """Returns 12, the fraction digits of a structured time, if its column has more than six; else None."""
+    """Returns the number of fraction digits that a structured time can have, if it can be more than six.
+
+    The number is 12 (picoseconds) if the schema declares more than six digits; otherwise returns None.
+    """
     digits = whole_parameter(schema, PRECISION)
     return _PICOSECOND_DIGITS if digits is not None and digits > _MICROSECOND_DIGITS else None
 
@@ -58,13 +61,14 @@ def as_elapsed(schema: ConnectSchema) -> ConnectSchema:
 
 
 def name_of(raw: object, level: int = 0) -> str | None:
-    """Returns the name of the structured type to which a JSON value must belong, judged by its members.
+    """Recognises a structured time in JSON without a schema, by its members; returns the name of its type.
 
-    Returns None for a value that is not a structured time. The value comes from JSON without a schema.
-    JsonConverter writes all members of a struct, including nulls. A transform may have dropped the nulls, and
-    some versions have no ``precision``. So two parts of a day, a clock or a duration are sufficient, or one
-    part with a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers,
-    while the values of an hstore are text. An array has the type of its struct with the most members.
+    Returns None for any value that is not a structured time. JsonConverter writes all members of a struct,
+    including nulls. But a transform may have dropped the nulls, and some versions have no ``precision``. So a
+    value is recognised if it has two parts (such as year and month, or hour and minute), or one part and
+    another member of a structured time (such as a fraction or an offset), or an infinite ``specialValue``, and
+    if it has no members that a structured time cannot have. The parts are integers; this distinguishes them
+    from the values of an hstore, which are text. An array has the type of the item with the most members.
     """
     if isinstance(raw, list):
         inside = (item for item in raw if isinstance(item, Mapping | list)) if level < MOST_LEVELS else ()

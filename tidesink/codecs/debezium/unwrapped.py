@@ -53,8 +53,8 @@ _TELLING: Final = (("lsn", POSTGRES), ("file", "mysql"), ("scn", "oracle"), ("co
 class Flattened(NamedTuple):
     """A flattened row: its operation, its table, its position, and its columns.
 
-    ``source`` holds the known members of the source block. ``added`` holds the fields that the transform
-    added.
+    ``source`` holds the members of the source block that the transform kept. ``added`` holds the fields that
+    the transform added to the row, by name.
     """
 
     op: Op
@@ -79,7 +79,7 @@ def is_added(name: str) -> bool:
 
 
 def header(message: Message, name: str) -> str | None:
-    """Returns the text of the last header with this name, without quotes; None without such a header."""
+    """Returns the text of the last header with this name, without quotes; None if there is no such header."""
     data = next((value for key, value in reversed(message.headers) if key == name), None)
     return None if data is None else data.decode("utf-8", "replace").strip('"')
 
@@ -92,7 +92,10 @@ def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSc
 
 
 def marked_delete(message: Message) -> bool:
-    """Returns True if a record with a null value has the header of a flattened delete."""
+    """Returns True if a record has the header ``__op``.
+
+    A record with a null value and this header is the delete of a flattened row.
+    """
     return header(message, OP_HEADER) is not None
 
 

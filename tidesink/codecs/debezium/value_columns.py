@@ -51,9 +51,9 @@ _SURE_DIGITS: Final = 15
 class TypedColumn(NamedTuple):
     """A column's values in the target's type, with masks of the values that are null for a special reason.
 
-    ``unproven``: values that could not be converted. ``zero_dates`` and ``ambiguous_times``: values that a
-    time policy handled. ``unavailable``: values that the source did not send. A mask is None if it marks no
-    value.
+    ``unproven``: values that could not be converted. ``zero_dates`` and ``ambiguous_times``: invalid dates
+    and ambiguous times that the table's policies for them decided. ``unavailable``: values that the source
+    did not send. A mask is None if it marks no value.
     """
 
     values: pa.Array
@@ -88,9 +88,9 @@ class ColumnStep:
         self._kernel = _kernel_of(schema, column, modes, options, self.type) if same else None
 
     def read(self, wire: pa.Array | list[Any]) -> TypedColumn:
-        """Returns the column's values in the target's type.
+        """Converts a column's values from the form in records (``wire``) to the target's type.
 
-        ``wire`` is an Arrow array, or a list of values that are read one by one.
+        ``wire`` is an Arrow array, or a list, whose values are converted one by one.
         """
         if isinstance(wire, list):
             return self._each(wire)
@@ -123,7 +123,7 @@ class ColumnStep:
         return matches
 
     def _decided(self, wire: pa.Array, values: pa.Array, undecided: Mask) -> TypedColumn:
-        """Returns the column's values: those in ``values``, but the undecided ones are read one by one."""
+        """Returns ``values``, with the ``undecided`` values replaced by values that are read one by one."""
         count = len(undecided)
         places = np.flatnonzero(undecided)
         some = self._each(wire.take(pa.array(places)).to_pylist())
@@ -270,9 +270,11 @@ def _float_kernel(schema: ConnectSchema, kind: pa.DataType) -> Kernel | None:
 
 
 def _sure_kernel(column: Column, kind: pa.DataType) -> Kernel | None:
-    """Returns the function that converts doubles to decimals, for columns whose scale is at most 15.
+    """Returns the function that converts a column of doubles to decimals, as TiCDC writes decimals.
 
-    Doubles that do not identify one decimal are marked as undecided. TiCDC writes decimals as doubles.
+    Doubles that do not identify exactly one decimal are marked as undecided, so that they are converted one
+    by one. Returns None if the column's precision or scale is unknown, its scale is above 15, or its Arrow
+    type is not a decimal.
     """
     precision, scale = column.type.precision, column.type.scale
     if not pa.types.is_decimal(kind) or precision is None or scale is None or not 0 <= scale <= _SURE_DIGITS:
@@ -301,7 +303,7 @@ def _decimal128(
 
 
 def _validity(wire: pa.Array) -> pa.Buffer | None:
-    """Returns the validity bitmap of an array, beginning with its first value; None if no value is null."""
+    """Returns an array's validity bitmap, whose first bit is that of the first value; None without nulls."""
     if not wire.null_count:
         return None
     return pa.py_buffer(np.packbits(_mask(pc.is_valid(wire)), bitorder="little"))
@@ -372,7 +374,10 @@ def _big_endian(
 
 
 def _signed(words: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns, as signed numbers, the last ``lengths`` bytes of each big-endian word of 8 bytes."""
+    """Reads the last bytes of each 8-byte big-endian word as a signed number.
+
+    ``lengths`` holds, per word, how many of its bytes belong to the number.
+    """
     shift = np.minimum((8 - lengths) * 8, 63)
     signed: npt.NDArray[np.int64] = (words.astype(np.uint64).view(np.int64) << shift) >> shift
     return signed
@@ -419,7 +424,10 @@ _PAD: Final = ord("=")
 
 
 def _base64(texts: pa.Array) -> Decided:
-    """Decodes base64 texts. Texts without padding or with white space are marked as undecided."""
+    """Decodes base64 texts to bytes, and returns them with a mask of the texts that it did not decode.
+
+    Such texts have no padding, contain white space, or are not valid. The mask is None if all were decoded.
+    """
     offsets, data = _parts(texts)
     uneven = np.diff(offsets) % 4 != 0
     if uneven.any():
@@ -627,7 +635,7 @@ def _instants(fsp: int | None) -> Kernel:
 
 
 def _utc_shape(wire: pa.Array) -> Mask:
-    """Returns a mask of the texts with the length and the separators of an instant in UTC; True for null."""
+    """Returns a mask of the texts with the length and the separators of a time in UTC; True for nulls."""
     offsets, data = _parts(wire)
     lengths = np.diff(offsets)
     good = (lengths >= _SHORTEST) & (lengths <= _LONGEST) & (lengths != _SHORTEST + 1)

@@ -88,19 +88,18 @@ _EMPTY_HSTORE: Final[dict[str, str]] = {}
 
 
 def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
-    """Returns the column that a row's field describes.
+    """Creates a column from the schema of a row's field.
 
-    The column's type comes from the field's schema. If the config defines the table more precisely, its
-    column is used instead of this one. The column is never marked as a key column, because the key has a
-    schema of its own.
+    The caller uses the column from the config instead, if the config defines it. The column is never marked
+    as a key column, because the key has a schema of its own.
 
-    If a NOT NULL column was added later, rows that are older need a value for it. Their value is marked as
-    unknown if the schema has no default. With ``zero_defaults`` it is also unknown if the default is the
-    type's zero (``ConnectSchema.zero_defaults``).
+    If a NOT NULL column is added to a table, the rows that already exist need a value for it. This value is
+    marked as unknown if the schema has no default. With ``zero_defaults`` it is also unknown if the default
+    is the type's zero (``ConnectSchema.zero_defaults``).
 
     Raises:
-        SchemaMismatchError: the field is a struct of the members value and set, or its schema has a name of
-            Debezium, Kafka Connect or Confluent that is not supported.
+        SchemaMismatchError: the field is a struct of the members value and set, or its schema has a semantic
+            type of Debezium, Kafka Connect or Confluent that is not supported.
     """
     schema = field.schema
     check_cell(field)
@@ -192,9 +191,10 @@ def _inside(schema: ConnectSchema) -> Iterator[ConnectSchema]:
 
 
 def foreign_name(schema: ConnectSchema) -> str | None:
-    """Returns the first name, in a schema and its nested schemas, that this module does not know.
+    """Returns the first name of a foreign semantic type in a schema or its nested schemas.
 
-    Debezium, Kafka Connect and Confluent do not use such a name. Returns None if all names are known.
+    A foreign name is not known here, and does not begin like the names of Debezium, Kafka Connect and
+    Confluent: a custom converter or a transform wrote it. Returns None if there is no such name.
     """
     if unknown_name(schema.name, schema.type) == "bare":
         return schema.name
@@ -206,8 +206,8 @@ def foreign_name(schema: ConnectSchema) -> str | None:
 def column_type(schema: ConnectSchema) -> ColumnType:
     """Returns the logical type of a field's values.
 
-    The source's own column type is returned if the schema contains it and the values can be read as it,
-    otherwise the schema's type.
+    This is the source's own column type if the schema contains it and the values can be read as that type,
+    otherwise the type that the schema describes.
     """
     own = wire_type(schema)
     source = _source_row(schema)
@@ -217,7 +217,7 @@ def column_type(schema: ConnectSchema) -> ColumnType:
 
 
 def wire_type(schema: ConnectSchema) -> ColumnType:
-    """Returns the logical type that a field's schema describes, whatever the source's own column type is."""
+    """Returns the logical type that a field's schema describes, ignoring the source's own column type."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is None:
         return ColumnType(PLAIN_TYPES[schema.type], named=foreign_name(schema))
@@ -587,9 +587,10 @@ _SRID: Final = 4326
 
 
 def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, ...]:
-    """Returns the values that a connector writes into fields of this schema for a value that it did not have.
+    """Returns the placeholders that a connector writes into a field for a value that it did not have.
 
-    The values are in the form that a record has them in: Avro's and JSON's.
+    ``schema`` is the field's schema. The result contains the placeholders of Avro records and those of JSON
+    records.
     """
     text = modes.placeholder
     if text is None:
@@ -606,7 +607,7 @@ def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, .
 
 
 def _bytes(data: bytes) -> tuple[object, object]:
-    """Returns bytes in the form of Avro (bytes) and in the form of JSON (base64 text)."""
+    """Returns the two forms that a bytes value has in records: bytes in Avro, base64 text in JSON."""
     return data, base64.b64encode(data).decode("ascii")
 
 
@@ -620,9 +621,10 @@ def _encoded(text: str, modes: DebeziumModes) -> tuple[str, ...]:
 
 
 def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
-    """Returns the placeholders of an array whose items have this schema.
+    """Returns the arrays that a connector writes for a value that it did not have.
 
-    If the schema is None (plain JSON), returns the placeholders of arrays of all types.
+    ``items`` is the schema of the array's items. If it is None (JSON without a schema), the result has the
+    placeholders of all types of arrays. ``text`` is the connector's ``unavailable.value.placeholder``.
     """
     kind, data = None if items is None else items.type, text.encode()
     arrays: list[object] = []
