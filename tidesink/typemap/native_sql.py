@@ -355,8 +355,8 @@ def native_text(column: str, database_type: str, database: Database) -> str | No
 def native_spelling(column: TargetColumn, database_type: str, database: Database) -> Spelling | None:
     """Returns how a target column's type changes the spelling of the source's texts; None if it does not.
 
-    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members and
-    the form of numbers change.
+    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members
+    and the form of numbers change.
     """
     word, _ = _parts(database_type)
     if kind_of(column) == "decimal" and column.spark == "string":

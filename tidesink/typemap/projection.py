@@ -140,7 +140,7 @@ def read_filter(text: str) -> RowFilter | None:
     mentions = tuple(sorted(_mentions(tree, text), key=lambda mention: mention.start))
     if not mentions:
         raise ConfigError(
-            "The filter uses no column, so it would keep every row or no row. Name a column of the table in it"
+            "The filter uses no column, so it would keep every row or no row. Use a column of the table"
         )
     return RowFilter(text, mentions)
 

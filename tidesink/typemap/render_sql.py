@@ -118,7 +118,7 @@ def sql_type(column: TargetColumn, database: Database, key_length: int | None = 
 
 
 def shown_type(column: TargetColumn, database: Database, key_length: int | None = None) -> str:
-    """Returns the type in which a database stores a column, for display; an unknown length is the letter n."""
+    """Returns the type in which a database stores a column, for display; an unknown length is shown as n."""
     try:
         return sql_type(column, database, key_length)
     except KeyLengthUnknownError:
@@ -211,8 +211,8 @@ def spark_of(database_type: str, database: Database) -> str:
 def spelling_of(database_type: str, database: Database) -> Spelling | None:
     """Returns how a database type changes the spelling of texts that it stores; None if it does not.
 
-    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members and
-    the form of numbers change.
+    ``digits``: zeros at the end of a fraction are added or removed. ``json``: spaces, the order of members
+    and the form of numbers change.
     """
     word = database_type.partition("(")[0]
     if word == "json" and database == "mysql":

@@ -257,7 +257,7 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> TargetCo
 
 
 def _holding(column: TargetColumn, was: str) -> TargetColumn:
-    """Widens the column's type so that it also holds values of the Spark type ``was``, which older rows have."""
+    """Widens the column's type so that it also holds older rows' values, which have the Spark type ``was``."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
         return column

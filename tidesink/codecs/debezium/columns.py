@@ -230,7 +230,7 @@ class _Plan(NamedTuple):
 class EnvelopeTables:
     """Converts envelopes to tables of row changes; caches the conversion steps for each schema and table.
 
-    ``rows`` determines the columns of rows from Debezium's connectors, ``ticdc_rows`` those of rows from TiCDC.
+    ``rows`` describes rows of Debezium's connectors (columns and readers), ``ticdc_rows`` those of TiCDC.
     """
 
     def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:

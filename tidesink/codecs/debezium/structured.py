@@ -66,9 +66,10 @@ def name_of(raw: object, level: int = 0) -> str | None:
     Returns None for any value that is not a structured time. JsonConverter writes all members of a struct,
     including nulls. But a transform may have dropped the nulls, and some versions have no ``precision``. So a
     value is recognised if it has two parts (such as year and month, or hour and minute), or one part and
-    another member of a structured time (such as a fraction or an offset), or an infinite ``specialValue``, and
-    if it has no members that a structured time cannot have. The parts are integers; this distinguishes them
-    from the values of an hstore, which are text. An array has the type of the item with the most members.
+    another member of a structured time (such as a fraction or an offset), or an infinite ``specialValue``,
+    and if it has no members that a structured time cannot have. The parts are integers; this distinguishes
+    them from the values of an hstore, which are text. An array has the type of the item with the most
+    members.
     """
     if isinstance(raw, list):
         inside = (item for item in raw if isinstance(item, Mapping | list)) if level < MOST_LEVELS else ()
