@@ -519,7 +519,7 @@ def _constant(expression: list[Token]) -> list[Token]:
 def _is_precision(tokens: Sequence[Token]) -> bool:
     """Returns True if the tokens may follow a function for the current time, such as CURRENT_TIMESTAMP.
 
-    These are no tokens, ``()``, and a number in parentheses.
+    This is so if there are no tokens, or if the tokens are ``()`` or a number in parentheses.
     """
     if not tokens:
         return True

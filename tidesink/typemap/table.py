@@ -194,7 +194,10 @@ TYPES: tuple[TypeRow, ...] = (
 
 
 def _other(name: str, sql_type: int, lost: str = "", **extra: Any) -> TypeRow:
-    """Returns a type of another database; it is stored as text unless ``extra`` has other attributes."""
+    """Returns the table row for a type of a database other than MySQL.
+
+    Its values are stored as text, unless ``extra`` sets other attributes of the row.
+    """
     return replace(_text(name, sql_type), lost=lost, **extra)
 
 

@@ -257,7 +257,7 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> TargetCo
 
 
 def _holding(column: TargetColumn, was: str) -> TargetColumn:
-    """Widens the column's type so that it also holds older rows' values, which have the Spark type ``was``."""
+    """Widens the column's type so that it also holds the values of older rows, of the Spark type ``was``."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
         return column
@@ -520,9 +520,9 @@ def _wider_type(column_type: ColumnType, ddl: str, members: tuple[str, ...] | No
 def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
     """Returns the Spark type that holds the values of both types; None if there is no such type.
 
-    ``old`` is the target's current type. ``text_holds``: True if a string column may store values of the
-    other type as text, and a decimal column decimals of unknown precision. The result is then ``old``, if one
-    of the types is string.
+    ``old`` is the target's current type. ``text_holds``: True if ``old`` may stay as it is if one of the two
+    types is string. A string column then stores the new values as text, and a decimal column accepts decimals
+    of unknown precision.
     """
     if old == new:
         return old
@@ -665,8 +665,8 @@ OTHER_ROW_KEY: Final = (
 NO_FLAT_AVRO: Final = (
     "The table has no key, so its rows are identified by TiDB's row keys, and flat-avro "
     "cannot carry them: readers treat a field whose name begins with _tidb_ as TiCDC's own "
-    "field, not as a column. Write canal-json, debezium-json or debezium-avro, or list "
-    "columns that identify the rows under tables: keys."
+    "field, not as a column. Set the target's protocol to canal-json, debezium-json or "
+    "debezium-avro, or list columns that identify the rows under tables: keys."
 )
 # Used if a table is known only from its rows.
 UNREPORTED_KEY: Final = (

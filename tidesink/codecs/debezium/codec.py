@@ -500,7 +500,7 @@ _TELL_FLATTENED: Final = (
 _OTHERS: Final = (
     (
         {"isDdl", "mysqlType", "data"},
-        "It looks like canal-json: set protocol: canal-json for this topic.",
+        "It looks like canal-json: set the source's protocol to canal-json.",
     ),
     (
         {"specversion", "datacontenttype"},

@@ -77,9 +77,10 @@ class Columns(Protocol):
     """Protocol of a codec's columnar decoder."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the records that can be decoded in columns with the same result as one by one.
+        """Decodes many records at once, with the same result as the row codec.
 
-        The result lists the indices of all other records, which the row codec decodes one by one.
+        The records that it cannot decode this way are listed in the result by their indices; the row codec
+        decodes them one by one.
         """
 
 
@@ -106,7 +107,7 @@ class Image:
 
     @property
     def rows(self) -> Indices | slice:
-        """Indices of the records to which a column's values belong, in the same order."""
+        """For each value in a column of ``member``, the index of its record."""
         return slice(None) if self.whole else np.flatnonzero(self.present)
 
     def spread(self, mask: Mask) -> Mask:
@@ -179,11 +180,11 @@ class Changes:
     def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
         """Returns the decoded tables, and the indices of the records that the row codec must decode.
 
-        The latter are the records in ``left``, those in ``unknown`` (indices of records that are not proven to be
-        envelopes), and some records with a null value. A record in ``unknown`` may be a flattened row, and in
-        a topic with flattened rows a record with a null value is a delete. So the records with a null value
-        are included if their topic may have flattened rows, or if their header marks a delete. All other
-        records with a null value are not events.
+        The latter are the records in ``left``, those in ``unknown`` (indices of records that are not proven
+        to be envelopes), and some records with a null value. A record in ``unknown`` may be a flattened row,
+        and in a topic with flattened rows a record with a null value is a delete. So the records with a null
+        value are included if their topic may have flattened rows, or if their header marks a delete. All
+        other records with a null value are not events.
         """
         left = np.concatenate([*self.left, unknown])
         null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
@@ -485,10 +486,10 @@ def _marked(
     deleted: Mask,
     cut: _Cut | None,
 ) -> dict[str, Mask]:
-    """Returns, for each marked column, a mask of the changes that a time policy handled.
+    """Returns, by column name, masks of the changes with an invalid date or an ambiguous time in the column.
 
-    ``marks``: the kind of mark, one of ``MARKS`` (invalid dates, ambiguous times). A delete is marked by its
-    old row, and any other change by its new row.
+    ``marks`` chooses one of the two (an item of ``MARKS``). A table policy decided such a value. For a delete
+    the value in the old row counts, for any other change the value in the new row.
     """
     masks: dict[str, Mask] = {
         name: mask for name, column in (after or {}).items() if (mask := getattr(column, marks)) is not None

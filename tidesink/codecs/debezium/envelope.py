@@ -88,7 +88,7 @@ def is_snapshot(source: Source) -> bool:
 
 
 def _whole(value: object) -> int | None:
-    """Returns a count from the source block as an int; None if it is neither an int nor a text of digits."""
+    """Returns a number from the source block as an int; None if it is neither an int nor a text of digits."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value <= _MOST else None
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
@@ -814,7 +814,7 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 
 
 class _StandIns(NamedTuple):
-    """Columns of a Postgres delete that Postgres did not send, so that the connector filled in their values.
+    """Columns of a Postgres delete whose values the connector filled in, or may have filled in.
 
     ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty.
     ``uncertain``: key columns that may not have been sent; the delete is applied nevertheless.

@@ -330,7 +330,7 @@ def _costing(inner: Any) -> Any:
     """Checks that each value of a part of an Avro schema needs at least one byte, and returns the part.
 
     Without this check, five bytes could declare an array of billions of empty values, and nested empty
-    records would double at each level. The schema of a whole key may be empty and is not checked.
+    records would double at each level. The top-level schema is not checked, because a key may be empty.
 
     Raises:
         SchemaMismatchError: values of this part are stored in no bytes.

@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
     @property
     def in_milliseconds(self) -> bool:
-        """True if times in records have at most milliseconds.
+        """True if times in records have no more than three fraction digits (milliseconds).
 
         This follows from the connector's ``time.precision.mode``, or from the column's type in the records.
         """
