@@ -255,7 +255,7 @@ def test_unread_ddl_is_kept_with_its_reason() -> None:
         ([1, 2], "neither an envelope nor a row"),
         ("text", "neither an envelope nor a row"),
         (_envelope("x", after={}), "op is 'x'"),
-        (_envelope("c"), "must have an after row"),
+        (_envelope("c"), "must have a new row"),
         (_envelope("c", {"connector": "mysql"}, after={}), "names no table"),
         (_envelope("c", after=5), "is not a row"),
         (_envelope("m", POSTGRES), "message"),
