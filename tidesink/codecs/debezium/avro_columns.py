@@ -3,7 +3,7 @@
 A record with a Confluent header is decoded with the schema that its header names, without logical types,
 because the Connect schema determines what a value means. Some records are left to the row codec, which
 decodes one record at a time: records that are not envelopes, records whose schema is not available, and
-records that ``codecs.avro_columns`` cannot decode without doubt.
+records that ``codecs.avro_columns`` cannot decode with certainty.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ _BINLOG: Final = ("mysql", "mariadb")
 
 
 class Columns(Protocol):
-    """Protocol of a codec's columnar decoder."""
+    """Protocol of the decoders that decode many records of a codec at once, column by column."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
         """Decodes many records at once, with the same result as the row codec.

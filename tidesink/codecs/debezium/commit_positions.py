@@ -1,9 +1,9 @@
 """Commit positions: positions in the log of a connector's database, as numbers that rise with each commit.
 
-A *commit position* is for a connector's rows what the commit_ts is for TiCDC's rows (ADR 36). Take any
-position that a connector's checkpoint can have. Then either all rows of a transaction are at or below this
-position or all are above it, and the rows at or below it belong to transactions that were committed before
-the position was reached.
+A *commit position* orders a connector's rows by their transactions, as the commit_ts orders TiCDC's rows
+(ADR 36). No position that a connector's checkpoint can have divides a transaction: its rows are either all at
+or below this position, or all above it. Rows at or below it belong to transactions that were committed before
+the connector reached it.
 
 - MySQL and MariaDB: file number and position in the binary log, ``file << 32 | pos``. A transaction's events
   are contiguous, so a row's position is after those of all earlier transactions and before those of all later

@@ -1,4 +1,4 @@
-"""Values, Connect schemas and shared blocks of the records in TiCDC's ``debezium`` protocols.
+"""Values, Connect schemas and ``source`` blocks of the records in TiCDC's ``debezium`` protocols.
 
 Source: TiCDC new architecture (b813e76). Members have the same order as in TiCDC, so that the JSON is
 identical.

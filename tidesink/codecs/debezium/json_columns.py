@@ -2,9 +2,9 @@
 
 The text around the payload is the same in all records of one schema. So this text is compared as bytes, and
 the schema in it is parsed only once. msgspec decodes the payloads into structs that are generated for that
-schema. Unknown members are not allowed, and each value must have its type. These records are left to the row
-codec: records without a schema, and records that msgspec does not accept, such as invalid JSON. Compressed
-keys and values are decompressed first.
+schema; it accepts no members that the schema does not have, and no values of another type. These records are
+left to the row codec, which decodes one record at a time: records without a schema, and records that msgspec
+does not accept, such as invalid JSON. Compressed keys and values are decompressed first.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: boo
 
 
 class _Envelope(NamedTuple):
-    """The function that decodes the payloads of one schema, and the structs of their parts."""
+    """The function that decodes the payloads of one schema, and the struct classes of a payload's members."""
 
     decode: Callable[[Any], Any]
     source: _Struct

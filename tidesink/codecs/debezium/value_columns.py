@@ -1,6 +1,6 @@
 """Converts Debezium's values to Arrow arrays of the target's type, one column at a time.
 
-For all values of a column at once, each step does the work of ``readers.reader_of`` and then of
+A step converts all values of a column at once, with the same results as ``readers.reader_of`` followed by
 ``typemap.arrow.from_python``. The common formats are converted directly from the record's numbers and bytes
 to the target's type, with numpy and Arrow. All other values are converted one by one with those two
 functions. A value that cannot be converted is only marked; the row codec then decodes its record and raises
