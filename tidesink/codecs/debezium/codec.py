@@ -484,7 +484,8 @@ def _content(content: object, binary: BinaryHandling) -> bytes | None:
     except ValueError as error:
         raise SchemaMismatchError(
             f"The content {shown(content)} of a logical message is not encoded as "
-            f"binary-handling-mode {binary} requires. Set the mode that the connector uses."
+            f"binary-handling-mode {binary} requires. Set binary-handling-mode to the mode that the "
+            "connector uses."
         ) from error
 
 
