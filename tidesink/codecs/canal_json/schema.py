@@ -372,7 +372,7 @@ class DefinedShapes(RowShapes):
         names, types, keys = words
         if (twice := _twice(names)) is not None:
             raise SchemaMismatchError(
-                "The row contains the column twice, with names that differ only in case. Rename one in the source.",
+                "The row contains the column twice, in upper and lower case. Rename one of the columns.",
                 column=twice,
             )
         if not definitions.keys() >= {fold_name(name) for name in names}:
@@ -404,7 +404,8 @@ class DefinedShapes(RowShapes):
 
 _OTHER_TYPE: Final = (
     "The column's type in the row (mysqlType) contradicts the table's definition, so its value could be read "
-    "incorrectly. Under tables, set the table's definition to the CREATE TABLE of that time."
+    "incorrectly. Under tables, set the table's definition to the CREATE TABLE statement that was valid when "
+    "the row was written."
 )
 
 
