@@ -517,7 +517,7 @@ class _Decimal:
 
 
 def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Returns big-endian signed integers of at most 8 bytes as ``width`` little-endian 64-bit words each."""
+    """Converts big-endian signed integers of at most 8 bytes to ``width`` little-endian 64-bit words each."""
     shift = 64 - 8 * np.minimum(np.maximum(spans.size, 1), 8)
     words = np.empty((len(spans.size), width), np.int64)
     words[:, 0] = rows.words_at(spans.start).byteswap().view(np.int64) >> shift
@@ -526,7 +526,7 @@ def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.in
 
 
 def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Returns big-endian signed integers as ``width`` little-endian 64-bit words each.
+    """Converts big-endian signed integers to ``width`` little-endian 64-bit words each.
 
     An integer may have at most ``8 * width`` bytes.
     """

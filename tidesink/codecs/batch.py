@@ -231,7 +231,7 @@ class Records:
 
 @dataclass(frozen=True)
 class ColumnarResult:
-    """The result of a columnar step, which decodes all or only the first of the records passed to it.
+    """The result of a columnar step, which may decode only a first part of the records passed to it.
 
     ``consumed``: number of records that the step processed. It is smaller than the number of records passed
     if a DDL event may change how the records after it are decoded. ``tables`` and ``events``: contents of the
@@ -251,11 +251,11 @@ Columnar = Callable[[Records], ColumnarResult]
 def decode_in_columns(
     records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decodes records with a codec's columnar step, and the records that the step leaves with ``decode``.
+    """Decodes records with a codec's columnar step, and with ``decode`` the records that the step leaves.
 
     ``records``: Kafka records with the columns that ``Codec.decode_batch`` describes. ``columnar``: the
-    columnar step; None to decode all records with ``decode``. ``decode``: decodes one record to its events.
-    Raises no error for a record that cannot be decoded: the result's ``faults`` list it.
+    columnar step; None to decode all records with ``decode``. ``decode``: function that decodes one record to
+    its events. If it cannot decode a record, no error is raised: the record is in the result's ``faults``.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.

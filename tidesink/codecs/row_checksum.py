@@ -47,8 +47,8 @@ _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
 MISMATCH: Final = (
     "The row may have been changed on its way. Or the table has a TIMESTAMP column, and source.time-zone "
     "differs from the changefeed's time zone. Or new-architecture TiCDC wrote the row, and the table's "
-    "columns are in another order than they were added, which the topic does not show. Compare the row with "
-    "TiDB. To apply such rows, set checksum: warn."
+    "columns are not in the order in which they were added. Compare the row with TiDB. If it is correct and "
+    "the time zones are the same, set checksum: warn under source, so that such rows are applied."
 )
 
 

@@ -195,7 +195,7 @@ class TableDefinitions:
         return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
-        """Returns the columns of all tables that were dropped and later added again under the same name.
+        """Returns all columns, of any table, that were dropped and later added again under the same name.
 
         Each element is a pair of the table and the column name.
         """
@@ -570,7 +570,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
 def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
     """Returns True if Postgres computes a column's value for each row.
 
-    These are columns of serial types, identity columns and generated columns.
+    Such columns are those of serial types, identity columns and generated columns.
     """
     from sqlglot import exp
 

@@ -196,7 +196,7 @@ class Removal(NamedTuple):
 
 
 class TypeHistory:
-    """The types that all columns of DDL statements had over time, including dropped columns and tables.
+    """Records the types that columns had over time, including those of dropped columns and tables.
 
     After a restart the producer sends statements again. They are recognized in two ways: the commit time is
     earlier than that of the latest statement on the same table, or a statement with the same commit time and
@@ -353,6 +353,6 @@ def _versions(stored: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
 
 
 def read_type(stored: Mapping[str, Any]) -> ColumnType:
-    """Returns the column type that ``dataclasses.asdict`` converted to JSON data."""
+    """Restores a column type from the JSON data to which ``dataclasses.asdict`` converted it."""
     members = stored["members"]
     return ColumnType(**{**stored, "members": members if members is None else tuple(members)})

@@ -383,7 +383,7 @@ def part_rule(part: SqlReader) -> PartRule | None:
 
 
 def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]]:
-    """Returns the first words of a statement in upper case, first as many as ``most``, last only one word.
+    """Returns the first ``most`` words of a statement, in upper case, then one word fewer, down to one.
 
     There are fewer than ``most`` words if a quoted name, a number or a sign comes earlier.
     """

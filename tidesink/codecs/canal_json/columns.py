@@ -238,7 +238,8 @@ class CanalJsonColumns:
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
         """Returns a function that decodes the next records of a batch up to the next possible DDL event.
 
-        The function must get the batch's records in order. It scans each chunk of records only once.
+        The function must be called with the batch's records in order. It scans each chunk of records only
+        once.
         """
         chunk: _Chunk | None = None
 
@@ -270,7 +271,7 @@ class CanalJsonColumns:
         return _Chunk(records.start, len(values), rows, stops)
 
     def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
-        """Returns the row changes of a chunk whose bytes are valid, and the indices of all other records."""
+        """Returns the row changes with valid bytes in a chunk, and the indices of all other records."""
         rows = self._rows(scan(values))
         return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 

@@ -425,7 +425,7 @@ class _Bodies:
     def _quotes(self) -> Indices:
         """Returns the positions of the quotes that begin and end texts, in pairs.
 
-        A body with an odd number of such quotes is marked as not proven, and its quotes are left out.
+        A body with an odd number of such quotes is marked as not proven, and its quotes are not returned.
         """
         quotes = _unescaped_quotes(self.data, self._slashes)
         counts = np.diff(np.searchsorted(quotes, self.starts))

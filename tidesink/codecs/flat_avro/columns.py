@@ -167,7 +167,8 @@ class _Batch:
     def left(self) -> Mask:
         """Mask of the records that the row codec must decode.
 
-        Their key or value begins with other bytes than a Confluent header, or they have no key and no row.
+        Their key or value begins with other bytes than a Confluent header, or both the key and the row are
+        missing.
         """
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
