@@ -372,7 +372,7 @@ class DefinedShapes(RowShapes):
         names, types, keys = words
         if (twice := _twice(names)) is not None:
             raise SchemaMismatchError(
-                "The row contains the column twice, in upper and lower case, so TiCDC or Canal did not write it.",
+                "The row contains the column twice, in upper and lower case. Check what wrote the row.",
                 column=twice,
             )
         if not definitions.keys() >= {fold_name(name) for name in names}:
