@@ -322,7 +322,7 @@ def test_a_row_too_large_is_written_to_a_file_and_read_again(
         ),
         (
             {"large_message_handle_option": "handle-key-only", "max_message_bytes": 200},
-            "Even with only the columns of its handle key it is too large",
+            "It is too large even with only the columns of the row's handle key",
         ),
         (
             {"large_message_handle_option": "handle-key-only", "enable_tidb_extension": False},

@@ -280,7 +280,7 @@ def test_a_message_above_the_limit_is_refused() -> None:
         (change(Op.TRUNCATE), {}, "truncate"),
         (change()._replace(schema=None), {}, "The event has no table schema"),
         (change()._replace(after=None), {}, "has no row"),
-        (change(Op.UPSERT), {"enable_tidb_extension": True}, "insert or update"),
+        (change(Op.UPSERT), {"enable_tidb_extension": True}, "an insert or an update"),
         (change()._replace(commit_ts=None), {"enable_tidb_extension": True}, "no commit_ts"),
         (
             change(Op.UPDATE, before={"id": 1}),

@@ -52,7 +52,7 @@ _ONE: Final = _U8(1)
 class RecordBytes:
     """Records in one buffer. Record ``i`` has the bytes from ``start[i]`` up to ``end[i]`` of ``data``.
 
-    The records are in ascending order of their positions and do not overlap.
+    The records are in ascending order of their start positions and do not overlap.
     """
 
     data: npt.NDArray[np.uint8]
@@ -61,9 +61,10 @@ class RecordBytes:
 
     @classmethod
     def of(cls, records: pa.Array, skip: int = 0) -> RecordBytes:
-        """Returns the records of a binary or large_binary array, without the first ``skip`` bytes of each.
+        """Returns the values of a binary array as records, without the first ``skip`` bytes of each.
 
-        The bytes are not copied. A null counts as a record; exclude nulls with ``take``.
+        The array may be binary or large_binary. The bytes are not copied. A null value becomes a record, too;
+        exclude it with ``take``.
         """
         large = pa.types.is_large_binary(records.type) or pa.types.is_large_string(records.type)
         _, offsets, values = records.buffers()
@@ -106,11 +107,12 @@ class RecordBytes:
 
 
 class AvroColumns(NamedTuple):
-    """Decoded Avro records.
+    """Decoded Avro records as an Arrow struct array, and a mask of the records that were rejected.
 
-    ``record``: struct array with the schema's fields. A child is null wherever its parent is null, so
-    ``record.field(i)`` can be used without the parent's validity. ``unproven``: mask of the rejected records,
-    whose values are undefined; None if no record was rejected.
+    ``record``: struct array with one child per field of the schema. Where a struct is null, its children are
+    null as well, so ``record.field(i)`` can be used without checking the struct. ``unproven``: mask of the
+    rejected records, whose values are undefined and which the row codec must decode; None if no record was
+    rejected.
     """
 
     record: pa.StructArray
@@ -140,7 +142,7 @@ class AvroDecoder:
     def __post_init__(self) -> None:
         step = _Compiler().compile(self.schema)
         if not isinstance(step, _Record):
-            raise SchemaMismatchError("The writer's schema is not an Avro record.")
+            raise SchemaMismatchError("The writer's schema is not an Avro record. Is the topic Avro?")
         object.__setattr__(self, "_step", step)
 
     @cached_property
@@ -149,7 +151,7 @@ class AvroDecoder:
         return self._step.type
 
     def decode(self, records: RecordBytes) -> AvroColumns:
-        """Decodes all records at once. It is fastest with at most ``CHUNK_RECORDS`` records.
+        """Decodes all records at once. This is fastest with at most ``CHUNK_RECORDS`` (8192) records.
 
         The bytes of each record must not include the Confluent header.
         """
@@ -187,9 +189,10 @@ def _if_any(mask: Mask | None) -> Mask | None:
 class _Rows:
     """The records being decoded: their bytes with padding, their end positions, and the rejected records.
 
-    Positions are relative to ``base``. A read position never leaves its record, whatever the bytes are: a
-    step that would pass the record's end rejects the record, and the position stays at the end.
-    ``unproven``: mask of the rejected records, or None.
+    ``base``: position of the first record in the original buffer; all other positions are relative to it.
+    ``unproven``: mask of the rejected records, or None. While the fields of a record are read, the read
+    position never leaves the record. If a field would end after the record's end, the record is rejected and
+    its position stays at the end.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], base: int, end: Positions) -> None:
@@ -215,14 +218,15 @@ class _Rows:
 
     @cached_property
     def every_other(self) -> pa.Array:
-        """The even numbers 0, 2, 4, …, one per record.
+        """The even numbers 0, 2, 4, …, one per record, as indices into an array with a gap after each value.
 
-        They are the indices of the records' values in an array that also has the bytes between the values.
+        In such an array (see ``_binary``) the even elements are the values of the records, and the odd
+        elements are the bytes between two values.
         """
         return pa.array(np.arange(0, 2 * len(self), 2, dtype=np.int32))
 
     def reject(self, rows: Mask) -> None:
-        """Rejects the records in this mask, so that the row codec decodes them."""
+        """Marks the records in this mask as rejected, so that the row codec decodes them."""
         self.unproven = rows if self.unproven is None else self.unproven | rows
 
     def words_at(self, positions: Positions) -> Words:
@@ -230,9 +234,10 @@ class _Rows:
         return self._words[positions]
 
     def advance(self, position: Positions, size: Positions | int, present: Mask | None) -> Positions:
-        """Returns the positions after a value of ``size`` bytes. A record that is too short is rejected.
+        """Returns each record's position after a value of ``size`` bytes. Rejects records that are too short.
 
-        ``present``: mask of the records that have the value; None if all have it. Other positions are kept.
+        ``present``: mask of the records that have the value; None if all have it. The positions of the other
+        records do not change.
         """
         moved: Positions = position + (size if present is None else size * present)
         past = moved > self.end
@@ -272,8 +277,8 @@ def _both(mask: Mask, other: Mask | None) -> Mask:
 def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
     """Returns the integers at these positions, encoded as zigzag varints, and their sizes in bytes.
 
-    A varint with more than ten bytes or 64 bits gets a size that is larger than any record. ``advance`` then
-    rejects the record, if the record has a value at this position.
+    For a varint with more than ten bytes or 64 bits, the returned size is larger than any record. The caller
+    passes the size to ``_Rows.advance``, which then rejects the record.
     """
     words = rows.words_at(position)
     if not np.bitwise_or.reduce(words) & _U8(0x80):
@@ -295,7 +300,8 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
 def _read_size(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
     """Returns the zigzag varints at these positions, and their sizes in bytes.
 
-    It equals ``_read_long``, but is faster if all varints have one byte.
+    The result is the same as that of ``_read_long``, but this function is faster if all varints have one
+    byte.
     """
     first = rows.data.take(position)
     if np.bitwise_or.reduce(first) & 0x80:
@@ -379,7 +385,7 @@ class _Enum:
 
 
 class _Spans(NamedTuple):
-    """Byte ranges of values in the records' data, in ascending order. The size is 0 in rejected records."""
+    """Byte range of one field's value in each record, in ascending order. It is empty in rejected records."""
 
     start: Positions
     size: Positions
@@ -409,8 +415,9 @@ def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | N
 def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
     """Returns the bytes of these ranges as a binary array; null where ``present`` is false.
 
-    The ranges and the bytes between them form one binary array over the data, and every second value of it is
-    taken. Arrow copies the bytes, because numpy would need an index of eight bytes for each byte.
+    A binary array is laid over the whole data, whose elements are alternately a range and the bytes up to the
+    next range. Then every second element is taken. Arrow copies the bytes, because numpy would need an index
+    of eight bytes for each copied byte.
     """
     count = len(spans.start)
     offsets = np.empty(2 * count, np.int32)
@@ -456,7 +463,10 @@ def _decodes(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Decodes Avro's ``bytes``, ``string`` (``text``) and ``fixed`` (``size``: number of bytes)."""
+    """Decodes the Avro types ``bytes``, ``string`` and ``fixed``.
+
+    ``text``: True for ``string``. ``size``: number of bytes for ``fixed``, None for the other types.
+    """
 
     size: int | None = None
     text: bool = False
@@ -475,8 +485,8 @@ class _Bytes:
 class _Decimal:
     """Decodes decimals: a big-endian two's complement integer in ``bytes`` or ``fixed``.
 
-    ``size``: number of bytes for ``fixed``, None for ``bytes``. An integer may have from 1 byte up to the
-    size of the Arrow type.
+    ``size``: number of bytes for ``fixed``, None for ``bytes``. A record is rejected if its integer has no
+    bytes or more bytes than the Arrow type.
     """
 
     precision: int
@@ -507,7 +517,7 @@ class _Decimal:
 
 
 def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Returns big-endian signed integers of at most 8 bytes as ``width`` little-endian 64-bit words each."""
+    """Converts big-endian signed integers of at most 8 bytes to ``width`` little-endian 64-bit words each."""
     shift = 64 - 8 * np.minimum(np.maximum(spans.size, 1), 8)
     words = np.empty((len(spans.size), width), np.int64)
     words[:, 0] = rows.words_at(spans.start).byteswap().view(np.int64) >> shift
@@ -516,7 +526,7 @@ def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.in
 
 
 def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Returns big-endian signed integers as ``width`` little-endian 64-bit words each.
+    """Converts big-endian signed integers to ``width`` little-endian 64-bit words each.
 
     An integer may have at most ``8 * width`` bytes.
     """
@@ -550,7 +560,8 @@ def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
 class _Nullable:
     """Decodes a union of ``null`` and one other type.
 
-    ``null``: byte that encodes the null branch, 0 or 2. ``inner``: step for values of the other type.
+    ``null``: byte that selects null, which is 0 if null is the union's first branch and 2 if it is the
+    second. ``inner``: decoding step for values of the other type.
     """
 
     null: int
@@ -558,9 +569,9 @@ class _Nullable:
 
     @cached_property
     def _inner_checks(self) -> bool:
-        """True if the step ``inner`` itself rejects a record that ends before the value.
+        """True if the step ``inner`` rejects a record that ends before the value of the union.
 
-        Then ``read`` need not check the record's end at the branch byte.
+        Then ``read`` need not check if the record ends before the byte that selects the branch.
         """
         return isinstance(self.inner, _Integer | _Boolean | _Float | _Enum | _Bytes | _Decimal)
 
@@ -604,7 +615,7 @@ class _Record:
 
 
 class _Unsupported:
-    """Rejects records that have a value of an unsupported type; the row codec decodes them."""
+    """Rejects records that have a value of an unsupported Avro type, so that the row codec decodes them."""
 
     type = pa.null()
 
@@ -628,7 +639,8 @@ _UNSUPPORTED: Final = _Unsupported()
 class _Compiler:
     """Creates the decoding step of a schema.
 
-    ``_named``: the steps of named types by full name; None while the type's own fields are being compiled.
+    ``_named``: steps of the schema's named types (records, enums, fixed) by full name. The entry of a record
+    is None while its fields are compiled, so that a recursive type is recognized as unsupported.
     """
 
     def __init__(self) -> None:

@@ -66,10 +66,10 @@ class DebeziumModes:
     ``binary_handling_mode``, because a schema does not show how the bytes of a binary column are encoded.
 
     ``unavailable_value_placeholder``: text that replaces a value that the connector did not send. None means
-    Debezium's default placeholder, or no placeholder if ``sends_every_value`` is True. ``time_zone``: zone in
-    which columns are written that a table definition declares as TIMESTAMP; all other texts of instants
-    contain their offset. ``commit_positions``: True if the ``commit_ts`` of an event is the position of its
-    transaction in the connector's log (``debezium.commit_positions``).
+    Debezium's default placeholder, or no placeholder if ``sends_every_value`` is True. ``time_zone``: time
+    zone in which the connector writes columns that a table definition declares as TIMESTAMP. All other texts
+    of instants contain their UTC offset. ``commit_positions``: True if the ``commit_ts`` of an event is the
+    position of its transaction in the connector's log (``debezium.commit_positions``).
     """
 
     decimal_handling_mode: DecimalHandling = "precise"
@@ -86,16 +86,16 @@ class DebeziumModes:
 
     @property
     def placeholder(self) -> str | None:
-        """Text that replaces a value that the connector did not send; None if all texts are real values."""
+        """Text that stands for a value that the connector did not send; None if every value is sent."""
         usual = None if self.sends_every_value else PLACEHOLDER
         return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
 
     def of_ticdc(self) -> DebeziumModes:
-        """Returns the settings for messages of TiCDC's Debezium format, which identify themselves as TiCDC's.
+        """Returns these settings as they apply to messages that TiCDC wrote in its Debezium format.
 
-        TiCDC always uses the same handling modes, and sends all values of a row (``pkg/sink/codec/debezium``,
-        b813e76). A configured placeholder is kept, because tidesink's own Kafka target writes this format
-        with placeholders.
+        The messages identify TiCDC as their producer. TiCDC always uses the same handling modes, and sends
+        all values of a row (``pkg/sink/codec/debezium``, b813e76). A configured placeholder is still used,
+        because tidesink's own Kafka target writes this format with placeholders.
         """
         given = self.unavailable_value_placeholder
         return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
@@ -107,7 +107,10 @@ _TICDC: Final = DebeziumModes(
 
 
 class Unavailable(Enum):
-    """The type of ``UNAVAILABLE_PLACEHOLDER``. It is an Enum, so that type checkers narrow it by ``is``."""
+    """The type of ``UNAVAILABLE_PLACEHOLDER``, the object that stands for a value that Debezium did not send.
+
+    It is an Enum, so that type checkers understand comparisons with ``is``.
+    """
 
     UNAVAILABLE = "unavailable"
 
@@ -218,9 +221,10 @@ class Codec(ABC):
         """
 
     def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
-        """Returns the codec's columnar step, a function that decodes many records at once; None by default.
+        """Returns a function that decodes many records at once, or None if the codec has no such function.
 
-        ``codecs.batch.decode_in_columns`` calls it.
+        This function is the codec's columnar step. ``codecs.batch.decode_in_columns`` calls it for each
+        batch. ``options``: options for converting the values.
         """
         return None
 
@@ -246,8 +250,8 @@ class Codec(ABC):
         ``ambiguous_time``: policy for local times that occur twice in the options' ``time_zone``, in which
         TIMESTAMP columns are read.
 
-        A record that cannot be decoded becomes a fault in the result. ``codecs.batch.ChangeTable`` describes
-        the columns of the tables.
+        A record that cannot be decoded raises no error: the result lists it with its error in ``faults``.
+        ``codecs.batch.ChangeTable`` describes the columns of the tables.
 
         Raises:
             SchemaMismatchError: ``records`` lacks a column.
@@ -288,13 +292,13 @@ def schema_id_of(data: bytes, part: str) -> int:
 
 
 class ByIdentity(Generic[T]):
-    """A cache of values that are derived from objects, for example from a schema that many rows share.
+    """Caches values that are derived from an object, for example from a schema that many rows share.
 
     ``make``: function that creates the value for an object and further arguments. ``most``: maximum number of
     entries; if it is reached, all entries are dropped.
 
-    An entry is found by the identity of the object, because hashing the object is slow, and by the further
-    arguments. The cache keeps a reference to the object, so that its id is not reused.
+    Entries are looked up by the ``id()`` of the object, because hashing the object is slow, and by the
+    further arguments. The cache keeps a reference to the object, so that Python does not reuse its id.
     """
 
     def __init__(self, make: Callable[..., T], most: int) -> None:
@@ -302,7 +306,10 @@ class ByIdentity(Generic[T]):
         self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
 
     def get(self, argument: object, *more: Hashable) -> T:
-        """Returns the value that ``make`` creates for these arguments, from the cache if possible."""
+        """Returns the cached value for the object ``argument`` and the further arguments ``more``.
+
+        If it is not cached, ``make`` creates it.
+        """
         key = (id(argument), *more)
         entry = self._known.get(key)
         if entry is None:
@@ -317,7 +324,7 @@ _NESTING: Final = frozenset({dict, list})
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
-    """Returns True if dicts and lists in a parsed value are nested deeper than ``most`` levels."""
+    """Returns True if the dicts and lists in a parsed JSON value are nested deeper than ``most`` levels."""
     level: list[Any] = [value] if type(value) in _NESTING else []
     for _ in range(most):
         members = (container.values() if type(container) is dict else container for container in level)
@@ -328,9 +335,10 @@ def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
 
 
 def kept(value: T, name: str) -> T:
-    """Checks the nesting of a message's member that is stored unchanged with the event, and returns it.
+    """Returns a member's parsed JSON value unchanged, after checking that it is not nested too deeply.
 
-    ``name``: name of the member, for the error.
+    It is used for members of a message that are stored unchanged with the event. ``name``: name of the
+    member, for the error text.
 
     Raises:
         SchemaMismatchError: The member is nested deeper than ``MOST_LEVELS`` levels.

@@ -64,7 +64,10 @@ _HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.bi
 
 
 class Fault(NamedTuple):
-    """A record that cannot be decoded, with the reason. ``record``: its index in the input."""
+    """A record that cannot be decoded, with its error.
+
+    ``record``: index of the record in the batch's input.
+    """
 
     record: int
     error: DecodeError
@@ -92,12 +95,13 @@ class ChangeTable:
     ``after``               struct                     the row after the change; null for a delete
     ``unavailable``         list<string>               columns of ``after`` that the source did not send
     ``unavailable_before``  list<string>               columns of ``before`` that the source did not send
-    ``zero_dates``          list<string>               columns whose invalid date became null
-    ``ambiguous_times``     list<string>               columns whose local time occurs twice; a policy chose
+    ``zero_dates``          list<string>               columns whose invalid date was replaced by null
+    ``ambiguous_times``     list<string>               columns whose local time occurs twice (see below)
     ======================  =========================  ==================================================
 
-    The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A member that a row
-    lacks is null. Types are those of ``typemap.arrow.arrow_type``.
+    The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A column that a row
+    does not have is null. Types are those of ``typemap.arrow.arrow_type``. A local time that occurs twice,
+    because clocks are set back, was converted according to the policy ``ValueOptions.ambiguous_time``.
     """
 
     table: TableId
@@ -128,10 +132,11 @@ class ChangeTable:
 class DecodedBatch:
     """The decoded contents of a batch of Kafka records.
 
-    ``tables``: row changes by table and schema. ``events``: DDL events, watermarks and Debezium's messages,
-    in the order of the input. ``event_records``: for each of ``events``, the index of its record in the
-    input. ``faults``: records that cannot be decoded. ``records``: number of records in the input.
-    ``row_by_row_records``: number of records that the columnar step left to the row path.
+    ``tables``: row changes, one entry per table and schema. ``events``: DDL events, watermarks and Debezium's
+    transaction and message events, in the order of the input. ``event_records``: for each of ``events``, the
+    index of its record in the input. ``faults``: records that cannot be decoded. ``records``: number of
+    records in the input. ``row_by_row_records``: number of records that the columnar step left to the row
+    path.
     """
 
     tables: tuple[ChangeTable, ...]
@@ -146,10 +151,10 @@ class DecodedBatch:
 class ValueOptions:
     """Options for converting values for a target.
 
-    ``zero_date``: policy for invalid dates such as 0000-00-00. ``time_zone``: zone of TIMESTAMP texts.
-    ``ambiguous_time``: policy for local times that occur twice, when clocks are set back. ``keys``: the
-    target's key columns in lower case; None means that each record's own key is used. In a key column an
-    invalid date or an ambiguous time is an error, whatever the policy is.
+    ``zero_date``: policy for invalid dates such as 0000-00-00. ``time_zone``: time zone in which TIMESTAMP
+    values are written as text. ``ambiguous_time``: policy for local times that occur twice because clocks are
+    set back. ``keys``: the target's key columns in lower case; None means that each record's own key is used.
+    In a key column an invalid date or an ambiguous time is an error, whatever the policy is.
     """
 
     zero_date: ZeroDate = "null"
@@ -159,7 +164,7 @@ class ValueOptions:
 
     @cached_property
     def zone(self) -> tzinfo:
-        """The zone of TIMESTAMP texts as a ``tzinfo``."""
+        """The time zone ``time_zone``, in which TIMESTAMP values are written, as a ``tzinfo``."""
         return ZoneInfo(self.time_zone)
 
 
@@ -183,7 +188,10 @@ class Records:
         return len(self.offset)
 
     def slice(self, start: int, length: int | None = None) -> Records:
-        """Returns ``length`` records from index ``start`` on, or all following records; nothing is copied."""
+        """Returns ``length`` records from index ``start`` on, without copying them.
+
+        If ``length`` is None, returns all records from ``start`` on.
+        """
         fields = ("topic", "partition", "offset", "key", "value", "timestamp", "headers")
         arrays = {name: getattr(self, name) for name in fields}
         cut = {name: array and array.slice(start, length) for name, array in arrays.items()}
@@ -203,10 +211,10 @@ class Records:
             yield self.start + index, Message(topic, partition, offset, key, value, timestamp, pairs)
 
     def places(self, rows: Indices) -> dict[str, pa.Array]:
-        """Returns the columns of ``ChangeTable.rows`` that locate row changes, for the records at ``rows``.
+        """Returns the columns ``record``, ``index``, ``topic``, ``partition`` and ``offset`` of row changes.
 
-        These are ``record``, ``index``, ``topic``, ``partition`` and ``offset``. ``rows`` are ascending
-        indices of these records.
+        They are columns of ``ChangeTable.rows`` and show which record each row change comes from. ``rows``:
+        ascending indices of the row changes' records among these records.
         """
         count = len(rows)
         names = ("topic", "partition", "offset")
@@ -223,12 +231,12 @@ class Records:
 
 @dataclass(frozen=True)
 class ColumnarResult:
-    """The result of a columnar step, which decoded a first part of the records that it got.
+    """The result of a columnar step, which may decode only a first part of the records passed to it.
 
-    ``consumed``: number of records in this part; it is smaller than the number of records if a DDL event may
-    change how the following records are decoded. ``tables`` and ``events``: the contents of the records that
-    were decoded; the record indices in them refer to the batch's input. ``left``: ascending indices, among
-    the step's own records, of the consumed records that are left to the row path.
+    ``consumed``: number of records that the step processed. It is smaller than the number of records passed
+    if a DDL event may change how the records after it are decoded. ``tables`` and ``events``: contents of the
+    decoded records; their record indices refer to the batch's input. ``left``: ascending indices of processed
+    records that the step did not decode, so the row path must decode them; they refer to the records passed.
     """
 
     consumed: int
@@ -243,10 +251,11 @@ Columnar = Callable[[Records], ColumnarResult]
 def decode_in_columns(
     records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decodes records with a codec's columnar step, and all records that it leaves with the row decoder.
+    """Decodes records with a codec's columnar step, and with ``decode`` the records that the step leaves.
 
     ``records``: Kafka records with the columns that ``Codec.decode_batch`` describes. ``columnar``: the
-    columnar step; None to decode all records with ``decode``.
+    columnar step; None to decode all records with ``decode``. ``decode``: function that decodes one record to
+    its events. If it cannot decode a record, no error is raised: the record is in the result's ``faults``.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
@@ -269,7 +278,7 @@ def decode_in_columns(
 def rows_from_events(
     records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decodes records one at a time. Every columnar step must return the same result.
+    """Decodes Kafka records one at a time. A codec's columnar step must return the same result.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
@@ -297,7 +306,10 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 
 
 def messages(records: pa.RecordBatch) -> Iterator[Message]:
-    """Yields the Kafka records of a record batch, which has the columns that ``decode_batch`` accepts."""
+    """Yields the rows of a record batch as Kafka records.
+
+    The record batch has the columns that ``Codec.decode_batch`` describes.
+    """
     return (message for _, message in _records(records, 0).take(np.arange(len(records))))
 
 
@@ -404,7 +416,7 @@ _IMAGES: Final = ("key", "before", "after")
 
 
 class _RowGroup:
-    """Row changes with the same table, schema and key columns."""
+    """Collects row changes with the same table, schema and key columns, and converts them to Arrow."""
 
     def __init__(self, event: ChangeEvent, options: ValueOptions) -> None:
         self._schema = event.schema or TableSchema(event.table, ())
@@ -419,9 +431,13 @@ class _RowGroup:
         self._events.append(event)
 
     def errors(self) -> Iterator[tuple[int, int, DecodeError]]:
-        """Yields the errors of values that do not fit their column's type.
+        """Yields the errors of row changes that cannot be converted to Arrow.
 
-        Each comes with the index of its record in the input, and the index of its event in the record.
+        A row change has an error if a value does not fit its column's type, if a column is not in the schema,
+        or if its position has a number that is too large.
+
+        Each error comes with the index of the record in the batch's input, and the index of the event in the
+        record.
         """
         for index, error in sorted(self._column_errors(), key=lambda pair: pair[0]):
             event = self._events[index]
@@ -431,7 +447,7 @@ class _RowGroup:
         for index, event in enumerate(self._events):
             unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
             if unknown:
-                reason = "The row has a column that is not in the event's schema."
+                reason = "The row has a column that is not in the event's schema. Add it to the schema."
                 yield index, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
             if (wrong := _unfit_position(event)) is not None:
                 yield index, ValueOutOfRangeError(wrong, table=str(event.table))
@@ -445,7 +461,7 @@ class _RowGroup:
 
     @cached_property
     def _columns(self) -> dict[tuple[str, str], PythonResult]:
-        """The converted column values, by row image (key, before or after) and column name."""
+        """The converted values of each column, by row image (key, before or after) and column name."""
         columns = {}
         for image in _IMAGES:
             kind = self._types.key if image == "key" else self._types.row
@@ -461,7 +477,7 @@ class _RowGroup:
         return columns
 
     def table(self, faults: Mapping[int, object]) -> ChangeTable | None:
-        """Returns the row changes as Arrow, without those of the records in ``faults``.
+        """Returns the row changes as a change table, without those of the records in ``faults``.
 
         Returns None if no row change remains.
         """
@@ -496,9 +512,10 @@ class _RowGroup:
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(nulls, pa.bool_()))
 
     def _marked(self, marks: str) -> list[list[str] | None]:
-        """Returns, for each row change, the names of the columns with the mark ``marks``, or None.
+        """Returns, for each row change, the names of the columns whose value is marked, or None.
 
-        The columns are those of the row after the change, or for a delete of the row before it.
+        ``marks``: name of the mark, for example ``zero_dates`` for invalid dates that became null. The values
+        are those of the row after the change. For a delete they are those of the row before the change.
         """
         marked: list[list[str]] = [[] for _ in self._events]
         for (image, name), column in self._columns.items():
@@ -529,7 +546,7 @@ class RowTypes:
         self.table = rows_schema(self.key, self.row)
 
     def policies_of(self, column: Column) -> TimePolicies:
-        """Returns the time policies of a column. In key columns, invalid and ambiguous times are errors."""
+        """Returns a column's policies for invalid dates and ambiguous times. Both are errors in keys."""
         if self._fold(column.name) in self._keys:
             return KEY_POLICIES
         return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
@@ -539,7 +556,7 @@ class RowTypes:
 
 
 def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
-    """Returns the Arrow schema of ``ChangeTable.rows`` for a key and a row of these types."""
+    """Returns the Arrow schema of ``ChangeTable.rows``. ``key`` and ``row``: struct types of key and row."""
     return pa.schema(
         [
             ("record", pa.int64()),
@@ -561,7 +578,10 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
 
 
 def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
-    """Returns the Arrow column ``op`` of row changes. ``codes``: indices of their operations in ``OPS``."""
+    """Returns the Arrow column ``op`` of row changes.
+
+    ``codes``: for each row change the index of its operation in ``OPS``.
+    """
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(OPS, pa.string()))
 
 
@@ -571,10 +591,11 @@ def op_code(op: Op) -> int:
 
 
 def source_lists(numbers: Sequence[npt.NDArray[np.int64]], valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """Returns the column ``source`` (``Position.source``) of row changes.
+    """Returns the Arrow column ``source`` of row changes: each row's position in the source database's log.
 
-    ``numbers``: arrays with one number of each row's position. ``valid``: mask of the rows with a position;
-    the result is null for other rows.
+    ``numbers``: the numbers of which a position consists (``Position.source``), as one array per number with
+    an element for each row. ``valid``: mask of the rows that have a position; the result is null for the
+    other rows.
     """
     values = np.stack(numbers, axis=1)[valid].reshape(-1)
     offsets = np.zeros(len(valid) + 1, np.int32)
@@ -586,9 +607,10 @@ def source_lists(numbers: Sequence[npt.NDArray[np.int64]], valid: npt.NDArray[np
 
 
 def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
-    """Returns, for each of ``count`` rows, the list of the names whose mask is true for the row.
+    """Returns, for each of ``count`` rows, the list of the column names that are marked in the row.
 
-    The list is null if the mask of no name is true. ``masks``: masks of the rows, by name.
+    ``masks``: for each column name the mask of the rows in which it is marked. If no column is marked in a
+    row, the row's list is null.
     """
     if not masks:
         return pa.nulls(count, NAMES_TYPE)
@@ -600,16 +622,16 @@ def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Arr
 
 
 def _fitting(number: int | None) -> int | None:
-    """Returns the number if it fits into 64 bits, else None. The record of such a number is a fault."""
+    """Returns the number if it fits into 64 bits, else None. A record with a larger number is a fault."""
     return None if number is None or abs(number) > _MOST else number
 
 
 def _unfit_position(event: ChangeEvent) -> str | None:
-    """Returns why an event's commit_ts or source position does not fit its Arrow column, or None."""
+    """Returns the error text if an event's commit_ts or source position is too large for Arrow, else None."""
     if abs(event.commit_ts or 0) > _MOST:
-        return "The event's commit_ts does not fit into 64 bits."
+        return "The event's commit_ts does not fit into 64 bits. Check the program that wrote the record."
     if any(abs(number) > _MOST_SOURCE for number in event.position.source or ()):
-        return "The event's source position contains a number of more than 38 digits."
+        return "The event's source position has a number of more than 38 digits. Check what wrote the record."
     return None
 
 
@@ -620,7 +642,7 @@ def _source(event: ChangeEvent) -> list[int | None] | None:
 
 
 def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
-    """Returns the column names that one member of each event's extension lists, or null."""
+    """Returns, for each event, the column names that a member of its extension lists, or null."""
     lists: list[Any] = [(event.extension or {}).get(member) for event in events]
     return pa.array([list(names) if names else None for names in lists], NAMES_TYPE)
 
@@ -629,7 +651,7 @@ def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
 
 
 class _Found:
-    """Collects the tables, events and faults of a batch from the columnar step and the row path."""
+    """Collects the change tables, events and faults of a batch while its records are decoded."""
 
     def __init__(self) -> None:
         self.tables: list[ChangeTable] = []
@@ -651,9 +673,11 @@ class _Found:
 
 
 def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
-    """Merges change tables that have the same table, schema, schema ids and Arrow types into one.
+    """Merges the change tables that have the same table, schema, schema ids and Arrow types.
 
-    Rows are in the order of the input. Tables without rows are left out.
+    Returns one change table for each such combination, in the order of its first record.
+
+    The rows are in the order of the batch's input. Change tables without rows are not returned.
     """
     # Grouped by name first, because a topic may have thousands of tables and comparing schemas is slow.
     named: dict[tuple[TableId, SchemaIds | None], list[list[ChangeTable]]] = {}

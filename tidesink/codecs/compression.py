@@ -4,10 +4,11 @@
 key and the value of every ``debezium`` message (b813e76).
 
 A reader needs no option, because the first bytes show the compression. A JSON object begins with ``{``, and
-an lz4 frame with its magic bytes. A snappy block begins with the length of its text, followed by the tag of a
-literal and the literal's first byte ``{``. No value can be mistaken for another form: a snappy block of 123
-bytes begins with ``{`` as well, but a literal's tag cannot follow it in JSON; and a snappy block that begins
-like the lz4 magic has only 4 bytes, which no message has.
+an lz4 frame with its magic bytes. A snappy block begins with the length of its decompressed text, followed by
+the tag of a literal and the literal's first byte ``{``. So no value can be mistaken for another kind of
+value. A snappy block whose text has 123 bytes begins with ``{`` as well, but in JSON the tag of a literal
+cannot follow ``{``. A snappy block that begins like the lz4 magic has a text of only 4 bytes, and no message
+is that short.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _SNAPPY_RATIO: Final = 32
 
 
 def compression_of(value: bytes) -> Compression:
-    """Returns the compression of a value, judged by its first bytes; ``none`` if it is not compressed."""
+    """Returns the compression of a record value, as its first bytes show it; ``none`` if not compressed."""
     if value.startswith(LZ4_MAGIC):
         return "lz4"
     return "snappy" if _is_snappy(value) else "none"
 
 
 def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
-    """Returns a value decompressed, or None if it is not compressed.
+    """Returns a record key or value decompressed, or None if it is not compressed.
 
     Raises:
         FramingError: The compressed bytes are damaged, decompress to more than ``most`` bytes, or contain
@@ -60,7 +61,7 @@ def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
 
 
 def compressed(value: bytes, kind: Compression) -> bytes:
-    """Returns a value compressed as TiCDC compresses it. With the kind ``none`` it is returned unchanged.
+    """Compresses a record key or value as TiCDC does. With the kind ``none`` it is returned unchanged.
 
     Raises:
         EncodeError: The value cannot be compressed.
@@ -78,10 +79,11 @@ def compressed(value: bytes, kind: Compression) -> bytes:
 
 
 def checked_structure(text: bytes) -> bytes:
-    """Checks that a JSON text has no more bytes outside of strings than a row can have, and returns the text.
+    """Returns a JSON text unchanged, after checking that it is not too expensive to parse.
 
-    When ``{},`` is parsed, it needs a hundred times its size in memory. Kafka's size limit does not apply to
-    decompressed text, so the limit is checked here.
+    A text of many empty objects (``{},``) needs a hundred times its size in memory when it is parsed. So the
+    number of bytes outside of JSON strings is limited to what the largest row needs. Kafka's limit on the
+    size of messages does not suffice, because it does not apply to decompressed text.
 
     Raises:
         FramingError: The text has more bytes outside of strings than the largest row.
@@ -97,7 +99,9 @@ def checked_structure(text: bytes) -> bytes:
     else:
         beside += len(text) - end
     if beside > _MOST_STRUCTURE:
-        raise FramingError("The value contains far more objects than a row can have columns.")
+        raise FramingError(
+            "The value contains far more JSON objects than a row can have columns. Check what wrote it."
+        )
     return text
 
 
@@ -122,7 +126,7 @@ def _is_snappy(value: bytes) -> bool:
 
 
 def _snappy_length(value: bytes) -> tuple[int | None, int]:
-    """Returns the decompressed length that a snappy block declares, and the index after the length.
+    """Returns the decompressed length that a snappy block declares, and the index of the byte after it.
 
     The length is None if it is not valid.
     """
@@ -173,10 +177,10 @@ def _too_large(kind: Compression, most: int) -> FramingError:
 
 
 def _lz4_bound(value: bytes) -> int:
-    """Returns an upper bound, in bytes, of the decompressed size of a value of lz4 frames.
+    """Returns an upper bound, in bytes, of the decompressed size of a value that consists of lz4 frames.
 
-    It is computed from the sizes of the frames' blocks, because TiCDC omits the content size, which is
-    optional (LZ4 frame format 1.6.3).
+    It is computed from the sizes of the frames' blocks, because a frame need not contain its decompressed
+    size (LZ4 frame format 1.6.3), and TiCDC omits it.
     """
     position, bound = 0, 0
     try:
@@ -189,9 +193,9 @@ def _lz4_bound(value: bytes) -> int:
 
 
 def _lz4_frame(value: bytes, position: int) -> tuple[int, int]:
-    """Returns the index after the lz4 frame at ``position``, and an upper bound of its decompressed bytes."""
+    """Returns the index after the lz4 frame at ``position``, and an upper bound of its decompressed size."""
     if value[position : position + 4] != LZ4_MAGIC:
-        raise FramingError("The value has other bytes after its lz4 frame.")
+        raise FramingError("The value begins with an lz4 frame, but other bytes follow it. It is damaged.")
     flags, most = value[position + 4], _BLOCK_MOST[value[position + 5] >> 4 & 7]
     # Content size, dictionary id, and the header's own checksum.
     position += 6 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1

@@ -46,8 +46,9 @@ _WRONG_PIECES: Final = {
 class _Name(NamedTuple):
     """One part of a filter's pattern: the schema or the table.
 
-    ``literal``: the name, if the part matches only one name; else None. ``everything``: True for ``*``.
-    ``folds``: True if names are folded before they are matched, because the filter ignores case.
+    ``pattern``: regular expression that the name must match. ``literal``: the name, if the part matches only
+    one name; else None. ``everything``: True if the part is ``*``. ``folds``: True if the filter ignores
+    case, so that names are folded before they are matched.
     """
 
     pattern: re.Pattern[str]
@@ -59,7 +60,7 @@ class _Name(NamedTuple):
         return self.everything or self.pattern.search(fold_name(name) if self.folds else name) is not None
 
     def covers(self, other: _Name) -> bool:
-        """Returns True if this part certainly matches every name that ``other`` matches."""
+        """Returns True if this part certainly matches every name that the part ``other`` matches."""
         if other.literal is not None:
             return self.fits(other.literal)
         return self.everything or self.pattern == other.pattern
@@ -73,7 +74,7 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class TableFilter:
-    """A table filter. ``patterns``: texts of its patterns. ``rules``: the parsed patterns."""
+    """A table filter of TiCDC. ``patterns``: its patterns as text. ``rules``: the parsed patterns."""
 
     patterns: tuple[str, ...]
     rules: tuple[_Rule, ...]
@@ -100,7 +101,7 @@ class TableFilter:
 
     @property
     def everything(self) -> bool:
-        """True if the filter certainly includes all tables, because its last pattern is ``*.*``."""
+        """True if the filter's last pattern is ``*.*``, so that it certainly includes all tables."""
         if not self.rules:
             return False
         last = self.rules[-1]
@@ -119,7 +120,8 @@ class TableFilter:
     def rest(self, others: Sequence[TableFilter]) -> tuple[TableId, ...] | None:
         """Returns the tables that this filter includes and none of ``others`` includes.
 
-        Returns None if these tables cannot be listed, because a pattern has a wildcard.
+        Returns None if these tables cannot be listed, because a pattern that may include more tables than
+        ``others`` has a wildcard.
         """
         left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
         tables: dict[tuple[str, str], TableId] = {}
@@ -132,7 +134,7 @@ class TableFilter:
         return tuple(tables.values())
 
     def _covers(self, other: _Rule) -> bool:
-        """Returns True if this filter certainly includes all tables that another filter's pattern matches."""
+        """Returns True if this filter certainly includes every table that the pattern ``other`` matches."""
         for rule in reversed(self.rules):
             if not rule.positive:
                 return False  # the rule may exclude some of the tables
@@ -239,8 +241,8 @@ PARTITION_RULES: Final[dict[str, PartitionRule]] = {
 class Route(NamedTuple):
     """The destination of a row change.
 
-    ``topic``: Kafka topic. ``hash``: number that determines the partition. ``key``: TiCDC's partition key,
-    which is ``hash`` or the table's name as text.
+    ``topic``: Kafka topic. ``hash``: number that, modulo the number of partitions, is the partition. ``key``:
+    TiCDC's partition key as text: the table's name for the partition rule ``table``, else ``hash``.
     """
 
     topic: str
@@ -256,9 +258,9 @@ class Route(NamedTuple):
 class Dispatcher:
     """A dispatcher of a changefeed: the topic and the partition rule of the tables that ``matcher`` includes.
 
-    ``topic``: rule for the topic's name; None means the sink URI's topic. ``index``: name of the index for
-    the partition rule ``index-value``; empty means the handle key. ``columns``: columns for the partition
-    rule ``columns``.
+    ``topic``: rule for the topic's name; None means the sink URI's topic. ``partition``: partition rule.
+    ``index``: for the rule ``index-value``, the name of the index whose columns are hashed; empty means the
+    handle key. ``columns``: for the rule ``columns``, the columns that are hashed.
     """
 
     matcher: TableFilter
@@ -268,10 +270,10 @@ class Dispatcher:
     columns: tuple[str, ...] = ()
 
     def scatters(self, key: Collection[str] | None = None) -> str | None:
-        """Returns why changes of one row may go to several partitions, where Kafka does not order them.
+        """Returns the reason, as text for users, if changes of one row may go to several partitions.
 
-        Returns None if all changes of a row go to the same partition. ``key``: columns of the table's handle
-        key, if known.
+        Kafka does not order such changes. Returns None if all changes of a row go to the same partition.
+        ``key``: columns of the table's handle key, if known.
         """
         if self.partition == "ts":
             return "partition 'ts' spreads the changes of one row over partitions by their commit ts"
@@ -309,7 +311,7 @@ class Router:
     producer: Producer = "classic"
 
     def dispatcher_of(self, table: TableId) -> Dispatcher:
-        """Returns the first dispatcher that matches a table, or a dispatcher with the default rules."""
+        """Returns the first dispatcher that matches a table, or else a dispatcher with the default rules."""
         matching = (dispatcher for dispatcher in self.dispatchers if dispatcher.matcher.matches(table))
         return next(matching, _OTHERWISE)
 
@@ -319,9 +321,10 @@ class Router:
         return self.default_topic if rule is None else rule.topic_for(table)
 
     def route(self, event: ChangeEvent, *, index: Sequence[str] = ()) -> Route:
-        """Returns the topic and the partition hash of a row change.
+        """Returns the topic of a row change, and the hash that determines its partition.
 
-        ``index``: columns of the index that the table's dispatcher names, if it names one.
+        ``index``: columns of the index that the table's dispatcher names; empty if it names no index or the
+        table does not have it.
 
         Raises:
             ConfigError: The dispatcher names columns or an index that the table does not have.
@@ -332,7 +335,7 @@ class Router:
         if dispatcher.partition == "ts":
             if event.commit_ts is None:
                 raise EncodeError(
-                    "The partition rule 'ts' needs the event's commit_ts, but the event has no commit_ts.",
+                    "The event has no commit_ts, which the partition rule 'ts' needs. Use another rule.",
                     table=str(event.table),
                 )
             return Route(topic, event.commit_ts, str(event.commit_ts))
@@ -369,7 +372,9 @@ def _hashed_text(column: Column, value: Value) -> bytes:
 
 def _schema(event: ChangeEvent) -> TableSchema:
     if event.schema is None:
-        raise EncodeError("The event has no schema, but its partition depends on the types of its columns.")
+        raise EncodeError(
+            "The event has no schema, but its partition depends on the columns' types. Set the schema."
+        )
     return event.schema
 
 

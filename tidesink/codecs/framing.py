@@ -1,4 +1,4 @@
-"""Recognises keys and values in formats that a codec does not read, by their bytes and record headers.
+"""Recognises formats that a codec cannot read, by the bytes of a key or value and by record headers.
 
 The error text for each format names the converter's setting that changes the format. Sources:
 
@@ -53,13 +53,14 @@ _IN_HEADERS: Final = {
     ),
 }
 _AFTER_RESTART: Final = (
-    "at the connector, and have it write the table again or read the topic from the first record after that."
+    "at the connector. Then have the connector write the table again, or have tidesink read the topic from "
+    "the first record that the connector writes after that."
 )
 _EIGHT_BYTES: Final = (
     "has a schema id of eight bytes ({}), which Apicurio's converter writes by default before version 3. "
     "Confluent's format has four bytes. Set key.converter.apicurio.registry.as-confluent and "
-    "value.converter.apicurio.registry.as-confluent to true (or ….apicurio.registry.id-handler to "
-    "io.apicurio.registry.serde.Legacy4ByteIdHandler) {}"
+    "value.converter.apicurio.registry.as-confluent to true {} Instead of as-confluent, id-handler can be "
+    "set to io.apicurio.registry.serde.Legacy4ByteIdHandler."
 )
 # First bytes of other formats, and the names of these formats for users.
 _STARTS: Final = (
@@ -80,7 +81,7 @@ def is_glue(data: bytes) -> bool:
 
 
 def in_headers(headers: Headers, part: str) -> str | None:
-    """Returns an error text if the schema id of a record's key or value is in a record header, else None.
+    """Returns an error text if the schema id of a key or value is in a record header; otherwise None.
 
     ``part``: ``key`` or ``value``.
     """
@@ -96,16 +97,16 @@ def in_headers(headers: Headers, part: str) -> str | None:
 
 
 def ids_in_headers(headers: Headers) -> str | None:
-    """Returns an error text if a record header has the schema id of the value or the key, else None."""
+    """Returns an error text if a record header has the schema id of the value or the key; otherwise None."""
     pairs = [*headers]
     return in_headers(pairs, "value") or in_headers(pairs, "key")
 
 
 def eight_byte_id(data: bytes) -> int | None:
-    """Returns the schema id if the bytes start with byte 00 and an id of eight bytes, else None.
+    """Returns the schema id if the bytes start with byte 00 and an id of eight bytes; otherwise None.
 
-    Confluent's schema ids have four bytes and begin at 1. So four zero bytes after the first byte are the
-    first half of a longer id, as Apicurio's converter writes it.
+    Apicurio's converter writes such ids. They are recognised by four zero bytes after the first byte, because
+    Confluent's ids have four bytes and are never zero.
     """
     if len(data) < _LONG_ID.size or data[0] != MAGIC or any(data[1:HEADER_SIZE]):
         return None
@@ -114,14 +115,17 @@ def eight_byte_id(data: bytes) -> int | None:
 
 
 def not_confluent(data: bytes) -> str:
-    """Describes bytes without a Confluent header, as text that follows the words "The key" or "The value"."""
+    """Returns an error text for bytes without a Confluent header.
+
+    It begins with a verb, to follow the words "The key" or "The value".
+    """
     if not data:
         return "is empty, but a Confluent header of 5 bytes was expected."
     if is_glue(data):
         return (
             "has an AWS Glue schema registry header, but only Confluent's header is supported here. Set "
-            "schema-registry at the changefeed to a Confluent registry, or read the topic with tidesink "
-            "decode and its Glue schemas."
+            "schema-registry at the changefeed to a Confluent registry, or decode the topic with tidesink "
+            "decode --schemas FILE, where FILE has the Glue schemas."
         )
     long_id = eight_byte_id(data)
     if long_id is not None:
@@ -136,12 +140,16 @@ def not_confluent(data: bytes) -> str:
         )
     else:
         what = _start(data)
-        hint = f"It looks like {what}." if what else "It may be Avro without a header."
+        hint = (
+            f"It looks like {what}."
+            if what
+            else "It may be Avro without a header. Have the producer write Confluent headers."
+        )
     return f"starts with {shown}, not with the magic byte 00 of a Confluent header. {hint}"
 
 
 def not_json(data: bytes) -> str | None:
-    """Returns a sentence for users about the format of bytes that are not JSON, or None if it is unknown."""
+    """Returns a sentence for users that names the format of bytes that are not JSON, or None if unknown."""
     if is_glue(data):
         return "It has an AWS Glue schema registry header. Set the connector's converter to JsonConverter."
     if data[:1] == bytes([MAGIC]):
@@ -150,7 +158,10 @@ def not_json(data: bytes) -> str | None:
                 "It has a Confluent header before JSON, as JsonSchemaConverter writes it. Set the "
                 "connector's converter to org.apache.kafka.connect.json.JsonConverter."
             )
-        return "It begins like a Confluent header, which flat-avro and debezium-avro use."
+        return (
+            "It begins like a Confluent header. If the topic is Avro, set protocol to flat-avro or "
+            "debezium-avro."
+        )
     what = _start(data)
     return f"It looks like {what}." if what else None
 

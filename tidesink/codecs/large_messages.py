@@ -8,12 +8,13 @@ The file ``<uuid>.json`` is directly under ``claim-check-storage-uri``. It conta
 itself. The value in the file is compressed like the topic's messages. The storage is a local directory, or
 a storage that fsspec supports (S3, GCS, Azure, memory).
 
-A location in a message is not trusted: only files under the configured root are read. If the location is not
-under this root, its last part is used, provided that it has the form of TiCDC's file names, because a reader
-may mount the storage elsewhere. TiCDC's own consumer does the same.
+A location in a message is not trusted: only files under the configured root are read. A reader may mount the
+storage elsewhere than TiCDC. So if the location is not under the root, the file with the location's last part
+as its name is read from the root, provided that the name has the form of TiCDC's file names. TiCDC's own
+consumer does the same.
 
 Handle key only: the message has only the row's handle key columns, and ``_tidb.onlyHandleKey`` is true. The
-row is read from the upstream TiDB as of its commit_ts, and the old row of an update as of the moment before.
+row is read from the upstream TiDB as of its commit_ts, and the old row of an update as of ``commit_ts - 1``.
 A delete is used without a query, unless the reader needs key columns that the message does not have.
 """
 
@@ -56,15 +57,18 @@ _NO_STORAGE: Final = (
 
 
 def is_cut_down(extension: Mapping[str, object]) -> bool:
-    """Returns True if a message does not have all columns of its row. ``extension``: its member ``_tidb``."""
+    """Returns True if a message lacks columns of its row, which was too large for Kafka.
+
+    ``extension``: the message's member ``_tidb``.
+    """
     return bool(extension.get("onlyHandleKey") or extension.get("claimCheckLocation"))
 
 
 class LargeMessages:
-    """Decompresses messages, and adds the columns that large messages omit.
+    """Decompresses messages, and adds the columns that are missing in messages of large rows.
 
     ``options``: settings of the claim-check storage and the upstream database, which are opened on first use.
-    ``claims`` and ``upstream``: objects to use instead of the options.
+    ``claims`` and ``upstream``: storage and database to use instead of those in the options.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class LargeMessages:
 
     @cached_property
     def claims(self) -> ClaimCheck | None:
-        """The claim-check files, or None if no claim-check storage is configured.
+        """Access to the claim-check files, or None if no claim-check storage is configured.
 
         Raises:
             ConfigError: The storage's URI is not supported, or its library is not installed.
@@ -116,7 +120,8 @@ class LargeMessages:
     def whole(self, parsed: Parsed, *, key: Sequence[str] = ()) -> Parsed:
         """Returns the complete message of a row whose message omits columns.
 
-        ``parsed``: the message in Kafka. ``key``: columns that the reader needs of a delete.
+        ``parsed``: the incomplete message, as it is in Kafka. ``key``: columns that the caller needs if the
+        row change is a delete.
 
         Raises:
             RowUnavailableError: The columns are not available. The error text names the setting to change.
@@ -139,16 +144,19 @@ class LargeMessages:
         try:
             message = orjson.loads(self.plain(value) or value)
         except orjson.JSONDecodeError:
-            raise SchemaMismatchError("The claim-check file does not contain a canal-json message.") from None
+            raise SchemaMismatchError(
+                "The claim-check file does not contain a canal-json message. Check what wrote the file."
+            ) from None
         if not isinstance(message, dict) or not _is_of(message, pointer):
             raise SchemaMismatchError(
-                "The claim-check file contains a different message than the record that refers to it."
+                "The claim-check file contains a different message than the record that refers to it. Check "
+                "that claim-check-storage-uri is the changefeed's."
             )
         return message
 
 
 def _is_of(message: Parsed, pointer: Parsed) -> bool:
-    """Returns True if the message in a claim-check file is the complete form of the message in Kafka."""
+    """Returns True if ``message``, from a file, is the complete form of ``pointer``, the message in Kafka."""
     same = all(message.get(name) == pointer.get(name) for name in ("database", "table", "type"))
     extension = message.get("_tidb")
     if not same or not isinstance(extension, dict) or is_cut_down(extension):
@@ -169,8 +177,8 @@ _SAME: Final = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs", "azblob":
 class ClaimCheck:
     """Reads and writes claim-check files under the root of a storage.
 
-    ``raw_value``: True to write the value itself, False to write it in base64. ``most``: maximum size of a
-    value in bytes.
+    ``raw_value``: True to write a record's value itself, False to write it in base64 inside a JSON object.
+    ``most``: maximum size of a value in bytes.
     """
 
     def __init__(self, storage: ClaimCheckStorage, *, raw_value: bool = False, most: int = LARGEST) -> None:
@@ -219,10 +227,11 @@ def open_claim_check(uri: str, *, raw_value: bool = False, most: int = LARGEST) 
 
 
 def name_under(root: str, location: str) -> str:
-    """Returns the name, relative to ``root``, of the claim-check file at the location in a message.
+    """Returns the name, relative to ``root``, of the claim-check file at a message's location.
 
     Raises:
-        RowUnavailableError: The location is outside of the root, or TiCDC does not write such a location.
+        RowUnavailableError: The location is outside of the root, or it does not have the form that TiCDC
+            writes.
     """
     scheme, path = _taken_apart(location)
     own, root_path = _taken_apart(root)
@@ -244,12 +253,12 @@ def name_under(root: str, location: str) -> str:
 
 
 def _taken_apart(location: str) -> tuple[str, str]:
-    """Returns the type of a location's storage, such as ``s3``, and the path with the bucket.
+    """Splits a location into the type of its storage, such as ``s3``, and its path with the bucket.
 
     Some versions of TiCDC write ``file:/dir/name`` instead of ``file:///dir/name``.
 
     Raises:
-        RowUnavailableError: TiCDC does not write such a location.
+        RowUnavailableError: The location does not have the form that TiCDC writes.
     """
     if len(location) > _MOST_LOCATION:
         raise _outside(location, "is too long")
@@ -274,7 +283,8 @@ def _outside(location: str, why: str) -> RowUnavailableError:
 def _unwrapped(data: bytes, name: str) -> bytes:
     """Returns the record value in the bytes of a claim-check file.
 
-    A file with the member ``value`` has the value in base64. Any other file is the value itself.
+    ``data``: the bytes. If they are a JSON object with the member ``value``, this member has the record value
+    in base64. Otherwise the bytes are the record value itself.
     """
     if not data.startswith(b"{"):
         return data
@@ -299,7 +309,7 @@ _OPTION: Final = "claim-check-storage-uri"
 
 
 class ClaimCheckStorage(Protocol):
-    """Storage of claim-check files by name under one root."""
+    """Reads and writes claim-check files by their names, which are relative to one root."""
 
     @property
     def location(self) -> str:
@@ -387,7 +397,8 @@ class LocalStorage:
 class RemoteStorage:
     """Claim-check files in a storage that fsspec supports.
 
-    ``protocol``: fsspec's name of the storage type. ``uri``: URL of the root; its query may contain secrets.
+    ``protocol``: fsspec's name of the storage type, such as ``s3``. ``uri``: URL of the root; its query may
+    contain secrets.
     """
 
     def __init__(self, protocol: str, uri: str) -> None:
@@ -421,7 +432,8 @@ def _file_system(protocol: str, given: Mapping[str, str], shown: str) -> Any:
         return fsspec.filesystem(protocol, **(_s3_options(given) if protocol == "s3" else {}))
     except ImportError as error:
         raise ConfigError(
-            f"{shown}: The library that fsspec needs for {protocol} is not installed: {error}.", key=_OPTION
+            f"{shown}: The library that fsspec needs for {protocol} is not installed: {error}. Install it.",
+            key=_OPTION,
         ) from error
     except ValueError as error:
         raise ConfigError(
@@ -449,9 +461,10 @@ def _within(data: bytes, name: str, most: int) -> bytes:
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Replaces errors of a storage's library by tidesink's errors about the file ``name``.
+    """While the block runs, replaces errors of the storage's library by tidesink's errors about a file.
 
-    The original texts are omitted, because an address in them may contain a secret.
+    ``name``: name of the file. The original error texts are not shown, because a URL in them may contain a
+    secret.
     """
     try:
         yield
@@ -459,12 +472,12 @@ def _translated(name: str) -> Iterator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise RowUnavailableError(
-            f"The storage has no claim-check file {name!r}. Either it was removed before the topic was "
-            f"read, or {_OPTION} differs from the changefeed's."
+            f"The storage has no claim-check file {name!r}. Check that {_OPTION} is the changefeed's. If it "
+            "is, the file was removed before the topic was read."
         ) from error
     except PermissionError as error:
         raise ConfigError(
-            f"The permission for the claim-check file {name!r} is missing. Grant it in the storage.",
+            f"tidesink has no permission for the claim-check file {name!r}. Grant it in the storage.",
             key=_OPTION,
         ) from error
     except Exception as error:  # each storage's library has errors of its own
@@ -491,10 +504,11 @@ class RowsAtCommit(Protocol):
 def completed(
     parsed: Parsed, upstream: RowsAtCommit | None, *, key: Sequence[str] = (), full_types: bool = False
 ) -> Parsed:
-    """Returns a handle-key-only message with all columns of its row, which are read from the upstream.
+    """Returns a message that had only its row's handle key, with all columns read from the upstream TiDB.
 
-    ``key``: columns that the reader needs of a delete. ``full_types``: True if the topic's type names have
-    length and precision (``content-compatible``), in case this message does not show it.
+    ``upstream``: the upstream TiDB, or None. ``key``: columns that the caller needs if the row change is a
+    delete. ``full_types``: True to return type names with length and precision (``content-compatible``). They
+    are also returned if the message's own type names have them.
 
     Raises:
         RowUnavailableError: No upstream is configured, or the upstream does not have the row.
@@ -538,7 +552,9 @@ def _only_row(parsed: Parsed, member: str) -> dict[str, Any]:
 def _texts(row: Mapping[str, Any]) -> Texts:
     for name, text in row.items():
         if text is not None and type(text) is not str:
-            raise SchemaMismatchError("canal-json values must be text or null.", column=name)
+            raise SchemaMismatchError(
+                "canal-json values must be text or null. Check what wrote the message.", column=name
+            )
     return row
 
 
@@ -555,7 +571,8 @@ def _commit_ts(parsed: Parsed) -> int:
     value = parsed["_tidb"].get("commitTs")
     if type(value) is not int or not 0 < value < 2**63:
         raise SchemaMismatchError(
-            "The row was reduced to its handle key, but its message has no valid '_tidb.commitTs'."
+            "The row was reduced to its handle key, but its message has no valid '_tidb.commitTs', which is "
+            "needed to read the other columns from the upstream."
         )
     return value
 

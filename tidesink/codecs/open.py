@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodecParts:
-    """The arguments from which codecs are created. Each codec uses those that it needs.
+    """The arguments for creating a codec of any protocol. Each codec uses those that it needs.
 
-    ``table_of_topic``: returns the table of a topic. ``definitions``: table definitions. ``keys``: key
-    columns by table. ``glue``: source of the schemas of messages with an AWS Glue header.
+    ``registry``: schema registry. ``table_of_topic``: function that returns the table of a topic.
+    ``definitions``: table definitions. ``keys``: key columns by table. ``glue``: source of the schemas of
+    messages with an AWS Glue header.
     """
 
     options: CodecOptions
@@ -160,7 +161,7 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[str]:
-    """Returns the settings that a protocol ignores, although some other protocol uses them.
+    """Returns the settings that have no effect with a protocol, although another protocol uses them.
 
     ``use``: ``reads`` for the settings under ``source``, ``writes`` for those of a target of type ``kafka``.
     """
@@ -176,7 +177,7 @@ RESERVED: Final[Mapping[str, str]] = {
 
 
 def protocol_named(protocol: str) -> str:
-    """Returns the name in ``CODECS`` of a protocol, given any of its names. Case is ignored, as in TiCDC.
+    """Returns the protocol's name in ``CODECS``, given any of its names. Case is ignored, as in TiCDC.
 
     Raises:
         ConfigError: There is no such protocol. The error text suggests the most similar name.

@@ -9,8 +9,8 @@ A checksum is the CRC32 (IEEE) of the bytes of all columns that are not NULL, in
   bytes of the text
 - VECTOR: its dimension, and its elements as 32-bit floats
 
-A row has several possible checksums if the message does not contain TiDB's exact value. Such values are a
-TIMESTAMP in the hour that occurs twice when clocks are set back, and an ENUM whose list of labels
+A row has several possible checksums if the message does not show which value TiDB used. This happens for a
+TIMESTAMP in the hour that occurs twice when clocks are set back, and for an ENUM whose list of labels
 (``allowed``) can be split in several ways.
 """
 
@@ -47,8 +47,8 @@ _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
 MISMATCH: Final = (
     "The row may have been changed on its way. Or the table has a TIMESTAMP column, and source.time-zone "
     "differs from the changefeed's time zone. Or new-architecture TiCDC wrote the row, and the table's "
-    "columns are in another order than they were added, which the topic does not show. Compare the row with "
-    "TiDB. To apply such rows, set checksum: warn."
+    "columns are not in the order in which they were added. Compare the row with TiDB. If it is correct and "
+    "the time zones are the same, set checksum: warn under source, so that such rows are applied."
 )
 
 
@@ -106,9 +106,10 @@ def _decimal(value: Decimal) -> bytes:
 
 
 def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
-    """Returns the bytes of a TIMESTAMP's text, converted from ``zone`` to UTC.
+    """Returns the bytes that a TIMESTAMP adds to the checksum. ``zone``: time zone of its text.
 
-    A text in the hour that occurs twice has two possible results. A zero date is not converted.
+    The bytes are those of the text in UTC. If the local time occurs twice, both possible results are
+    returned. A zero date is not converted.
     """
     match = _LOCAL.fullmatch(text)
     if match is None:
@@ -126,10 +127,12 @@ def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
 
 
 def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
-    """Returns the bytes that each label of an ENUM adds to the checksum: its index, or all possible indices.
+    """Returns, by label of an ENUM, the bytes that the label adds to the checksum, which are its index.
 
-    Several indices are possible after a label with a comma. In ``allowed``, a backslash and a comma may be an
-    escaped comma inside a label, or a label that ends in a backslash followed by the next label.
+    ``members``: labels as they were split from the message's list ``allowed``. In this list, a backslash
+    followed by a comma may be an escaped comma inside a label, or the end of a label whose last character is
+    a backslash. So after a label with a comma, the indices of the following labels are not certain, and all
+    that are possible are returned.
     """
     indices: dict[str, list[int]] = {}
     parted = 0
@@ -199,7 +202,7 @@ CORRUPTED_REASON: Final = (
 
 
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
-    """Returns a table's columns in the order in which TiCDC computes the checksum.
+    """Returns a table's columns in the order in which TiCDC adds them to the checksum.
 
     ``columns``: columns in the order of the table.
     """
@@ -209,7 +212,7 @@ def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Colu
 
 
 class RowSums:
-    """Computes and checks the checksums of rows of one schema.
+    """Computes the checksums of rows with one schema, and compares them with those in the messages.
 
     ``columns``: columns in the order of the checksum. ``time_zone``: zone of TIMESTAMP texts.
     """
@@ -222,13 +225,17 @@ class RowSums:
 
     @property
     def has_local_times(self) -> bool:
-        """True if there are TIMESTAMP columns whose texts are not in UTC, so that a time may occur twice."""
+        """True if the schema has TIMESTAMP columns and their texts are not in UTC.
+
+        Then a local time may occur twice, when clocks are set back.
+        """
         return bool(self._local_times)
 
     def sum(self, row: Row) -> int:
         """Returns the checksum of a row.
 
-        A local time that occurs twice is taken as the first occurrence, unless it is a ``FoldedTime``.
+        For a local time that occurs twice, the first of the two moments is used, unless the value is a
+        ``FoldedTime``, which says which of them is meant.
 
         Raises:
             EncodeError: A value does not fit its column's type.
@@ -257,10 +264,10 @@ class RowSums:
         return f"The row's checksum is {sums[0]}, but TiCDC wrote {checksum[:40]!r}. {MISMATCH}"
 
     def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
-        """Determines from a row's checksum which occurrence its ambiguous local times mean.
+        """Determines from a row's checksum which moments its ambiguous local times mean.
 
-        Returns the TIMESTAMP values that occur twice by column, or an empty dict if there are none, or if
-        the checksum does not decide them.
+        Returns, by column, the local times that occur twice, each with the occurrence that is meant. The dict
+        is empty if the row has no such time, or if no combination of occurrences matches the checksum.
         """
         checksum = str(extension.get(CHECKSUM, ""))
         times = ((name, reader, row[name]) for name, reader in self._local_times)
@@ -279,7 +286,7 @@ class RowSums:
         return {}
 
     def _sums(self, row: Row) -> Sequence[int]:
-        """Returns all checksums that a row can have, the most likely first.
+        """Returns all checksums that a row can have, beginning with the most likely one.
 
         Raises:
             UnreportedError: The row has too many possible checksums.

@@ -43,9 +43,9 @@ _EXTRA: Final = "pip install 'tidesink[large-messages]'"
 
 
 class UpstreamRow(NamedTuple):
-    """A row of the upstream: its values as canal-json texts, and its column types, by column name.
+    """A row of the upstream TiDB. ``texts``: its values as canal-json texts. ``types``: its column types.
 
-    Both are in the order of the table's columns.
+    Both are dicts by column name, in the order of the table's columns.
     """
 
     texts: dict[str, str | None]
@@ -55,8 +55,8 @@ class UpstreamRow(NamedTuple):
 class Upstream:
     """Reads single rows from the upstream TiDB by their keys.
 
-    ``time_zone``: zone of TIMESTAMP texts. ``as_of``: function that sets the commit_ts at which a session
-    reads.
+    ``engine``: connections to the TiDB. ``time_zone``: time zone of TIMESTAMP texts. ``as_of``: function that
+    sets the commit_ts as of which a session reads.
     """
 
     def __init__(self, engine: Engine, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of) -> None:
@@ -81,7 +81,9 @@ class Upstream:
             types = stored_columns(connection, table)
             if not types:
                 raise RowUnavailableError(
-                    "The upstream did not have this table at the row's commit_ts.", table=str(table)
+                    "The upstream did not have this table at the row's commit_ts. Check that upstream-url is "
+                    "the changefeed's own cluster.",
+                    table=str(table),
                 )
             rows = self._select(connection, table, types, key)
         if len(rows) != 1:
@@ -154,9 +156,9 @@ def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
 
 @contextmanager
 def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
-    """Replaces errors of the database by tidesink's errors, according to their codes.
+    """While the block runs, replaces errors of the database by tidesink's errors, according to their codes.
 
-    The original texts are omitted, because they may contain values of rows.
+    The original error texts are not shown, because they may contain values of rows.
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -180,7 +182,10 @@ def _error(
             "tidb_gc_life_time of the upstream above the longest time that a reader may lag behind."
         )
     if code in NO_TABLE:
-        return RowUnavailableError(f"The upstream did not have this table at commit_ts {commit_ts}.")
+        return RowUnavailableError(
+            f"The upstream did not have this table at commit_ts {commit_ts}. Check that upstream-url is "
+            "the changefeed's own cluster."
+        )
     if code in REFUSED:
         return ConfigError(
             f"{_OPTION}: The upstream denies access to the user (code {code}). Check the user's name, "
@@ -189,7 +194,9 @@ def _error(
         )
     if code == NO_VARIABLE:
         return ConfigError(
-            f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts.", key=_OPTION
+            f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts. Set the URL of "
+            "the changefeed's TiDB.",
+            key=_OPTION,
         )
     return SourceUnavailableError(
         f"The upstream does not answer (code {code}). Check that it is running, and check upstream-url."

@@ -1,6 +1,6 @@
 """Keeps table definitions current by applying SQL statements one after the other.
 
-The statements come from the configuration (CREATE TABLE) and from DDL events.
+The statements come from the user's configuration (CREATE TABLE) and from the DDL events of a topic.
 
 Definitions in Postgres' SQL are for topics whose messages have no types (JSON without schemas). A column's
 type is the type in which Debezium's PostgreSQL connector (3.5) writes its values. A type that is not built
@@ -57,18 +57,19 @@ _VERSION = 1
 
 
 class TableDefinitions:
-    """Table definitions by table name. Names are compared without case, as in TiDB.
+    """Holds the definitions of tables by table name. Case is ignored, as in TiDB.
 
     ``declare`` runs the user's statements, and ``apply`` runs the DDL of a topic. CREATE TABLE in the topic
     does not redefine a table that the user declared, but ALTER TABLE in the topic changes it. A table that is
     declared without a schema matches the tables of that name in all schemas.
 
-    ``to_json`` and ``from_json`` save and restore the definitions. ``version`` grows with every change, so a
-    caller can check if data that it derived from the definitions is still current. ``timed``: True if some
-    column had another type earlier.
+    ``to_json`` and ``from_json`` save and restore the definitions. ``version``: number that grows with every
+    change, so that a caller can check if data that it derived from the definitions is still current.
+    ``timed``: True if some column had another type earlier.
 
-    If ``apply`` receives the commit time of each statement, it also records the columns' ``earlier`` types.
-    A statement that is sent again after newer statements on the same table then changes nothing.
+    If ``apply`` is called with the commit time of each statement, it also records the ``earlier`` types of
+    the columns. It then ignores a statement that the producer sends again after newer statements on the same
+    table.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -86,7 +87,7 @@ class TableDefinitions:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns the table's columns and keys, or None if no statement defined the table."""
+        """Returns the columns and keys of a table, or None if no statement defined the table."""
         key = table_key(table)
         schema = self._schemas.get(key)
         if schema is None:
@@ -116,14 +117,14 @@ class TableDefinitions:
         return next((index.columns for index in definition.uniques if index.name == name), ())
 
     def put(self, schema: TableSchema) -> None:
-        """Declares a table with this schema, and removes an earlier definition and history of the table."""
+        """Declares a table with this schema. Its earlier definition and history are removed."""
         self._history.forget(schema.table)
         self._keep(replace(_definition_of(schema), declared=True))
 
     def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
-        """Declares the tables that the user's SQL creates, and returns them.
+        """Declares the tables that the user's CREATE TABLE statements create, and returns them.
 
-        Backslashes in the SQL's string literals are escape characters.
+        In string literals of the SQL, a backslash is an escape character.
 
         Raises:
             ConfigError: A statement cannot be parsed. That statement changes no table.
@@ -149,7 +150,7 @@ class TableDefinitions:
         return isinstance(table, TableId) and self._find(table) is not None
 
     def dropped_columns(self, table: TableId) -> tuple[Column, ...]:
-        """Returns the columns that the table had once and no longer has, with their last types."""
+        """Returns the former columns of a table, which were dropped or renamed, with their last types."""
         definition = self._find(table)
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
         return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
@@ -164,13 +165,13 @@ class TableDefinitions:
     ) -> tuple[TableId, ...]:
         """Applies the SQL text of a DDL event and returns the changed tables, under their new names.
 
-        ``default_schema``: database of unqualified names. ``since``: TSO at which the text was committed;
-        None means that it applies to rows of any time. ``about``: table named by the event. For a rename it
-        is the new name, which shows the database of the renamed table.
+        ``default_schema``: database of unqualified names in the text. ``since``: TSO at which the DDL was
+        committed; None means that it applies to rows of any time. ``about``: table named by the event. For a
+        rename this is the table's new name, and its database is used for an unqualified new name in the text.
 
-        The text may contain several statements. A statement about neither columns nor keys (views, table
-        options) changes nothing, and neither does an ALTER TABLE of an unknown table. A text that was already
-        applied at the same ``since`` changes nothing, and the result is empty.
+        The text may contain several statements. A statement that concerns neither columns nor keys (such as
+        views or table options) changes nothing, and neither does an ALTER TABLE of an unknown table. If the
+        same text was already applied with the same ``since``, it changes nothing, and the result is empty.
 
         Raises:
             ConfigError: A statement about a table cannot be parsed. That statement changes no table.
@@ -194,17 +195,17 @@ class TableDefinitions:
         return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
-        """Returns the columns that were dropped and later added again under the same name.
+        """Returns all columns, of any table, that were dropped and later added again under the same name.
 
-        Each is a pair of table and column name.
+        Each element is a pair of the table and the column name.
         """
         return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
 
     def renamed(self, table: TableId) -> dict[str, str]:
-        """Returns the current column names of a table by their former names, newest rename first.
+        """Returns the current names of a table's renamed columns, by their former names, newest rename first.
 
-        If several columns had the same former name one after the other, only the most recent one is returned.
-        ``reused`` returns such names.
+        If several columns had the same former name one after the other, the result has only the column that
+        was renamed last. ``reused`` returns such former names.
         """
         definition = self._find(table)
         pairs: dict[str, tuple[str, str]] = {}
@@ -214,21 +215,22 @@ class TableDefinitions:
         return {old: new for old, new in pairs.values() if fold_name(new) in now}
 
     def removals(self, table: TableId) -> dict[str, str]:
-        """Returns when each column name of a table was last dropped or renamed, by folded column name.
+        """Returns, by folded column name, an identifier of the last drop or rename of the column.
 
-        A value identifies that drop or rename: its TSO as text, or ``#`` and a count if the TSO is unknown.
+        The identifier is the commit TSO of the drop or rename as text. If the TSO is unknown, it is ``#``
+        followed by the number of drops and renames of this name.
         """
         return {name: parting.moment for name, parting in self._history.removals(table).items()}
 
     def reused(self, table: TableId) -> frozenset[str]:
-        """Returns the folded names that several columns of a table used at different times."""
+        """Returns the folded names that more than one column of a table has had, one after the other."""
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns pairs of a former and a later name of the table's columns.
+        """Returns the column renames of a table as pairs of the old and the new name.
 
-        Renames of columns and tables that were dropped since are included.
+        Renames are included even if the column or the table was dropped later.
         """
         definition = self._find(table)
         return tuple(
@@ -236,13 +238,13 @@ class TableDefinitions:
         )
 
     def to_json(self) -> str:
-        """Returns all table definitions with their history as JSON text, for ``from_json``."""
+        """Returns all table definitions and their history as JSON text, which ``from_json`` reads."""
         tables = [asdict(definition) for definition in self._tables.values()]
         return json.dumps({"version": _VERSION, "tables": tables, "history": self._history.as_json()})
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinitions:
-        """Restores the table definitions that ``to_json`` wrote.
+        """Returns the table definitions in a JSON text that ``to_json`` returned.
 
         Raises:
             ConfigError: The JSON text has a version that this version of tidesink cannot read.
@@ -251,7 +253,7 @@ class TableDefinitions:
         if stored.get("version") != _VERSION:
             raise ConfigError(
                 f"The stored table definitions have the version {stored.get('version')!r}, but this tidesink "
-                f"reads version {_VERSION}."
+                f"reads version {_VERSION}. Use the version of tidesink that stored them, or a later one."
             )
         definitions = cls()
         for table in stored["tables"]:
@@ -262,9 +264,9 @@ class TableDefinitions:
         return definitions
 
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
-        """Stores a table's definition after a statement, unless a newer statement was already applied.
+        """Stores a table's new definition, unless a newer statement on the table was already applied.
 
-        ``parted``: folded names of the columns that the statement dropped or renamed.
+        ``parted``: folded old names of the columns that the statement dropped or renamed.
         """
         table, since = definition.table, self._since
         if self._history.note(table, parted, since):
@@ -309,9 +311,10 @@ class TableDefinitions:
         return [created.table]
 
     def _in_session(self, table: TableId, default_schema: str) -> TableId:
-        """Returns a table with the default schema if its name is unqualified and a user's statement runs.
+        """Adds the default schema to an unqualified table name in a user's statement.
 
-        A DDL event does not report the session's database, so unqualified names of its statement are kept.
+        An unqualified name in the statement of a DDL event is returned unchanged, because the event does not
+        report the session's database.
         """
         return TableId(default_schema, table.name) if self._stated and not table.schema else table
 
@@ -369,8 +372,8 @@ class TableDefinitions:
     def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
         """Applies MariaDB's CONVERT parts of an ALTER TABLE.
 
-        CONVERT PARTITION adds the table that it creates from a partition. CONVERT TABLE removes the table
-        that becomes a partition.
+        CONVERT PARTITION turns a partition into a new table, which is added to the definitions. CONVERT TABLE
+        turns another table into a partition, so that table is removed.
         """
         for part in (reader.copy() for reader in statement.parts):
             if part.sees("CONVERT", "PARTITION"):
@@ -454,7 +457,7 @@ _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId
 
 
 def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
-    """Returns the schema of the table that a CREATE TABLE statement of MySQL or TiDB creates.
+    """Returns the schema of the table that a CREATE TABLE statement in MySQL's or TiDB's SQL creates.
 
     ``default_schema``: schema of the table if its name is unqualified.
 
@@ -504,9 +507,9 @@ _BIT_VARYING: Final = re.compile(r"\bbit\s+varying\b", re.IGNORECASE)
 
 
 def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ...]:
-    """Returns the schemas of the tables that a text in Postgres' SQL creates.
+    """Returns the schemas of the tables that CREATE TABLE statements in Postgres' SQL create.
 
-    Statements other than CREATE TABLE are ignored. ``default_schema``: schema of unqualified tables.
+    Other statements in the text are ignored. ``default_schema``: schema of tables with an unqualified name.
 
     Raises:
         ConfigError: sqlglot is not installed, or the text is not Postgres' SQL.
@@ -567,7 +570,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
 def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
     """Returns True if Postgres computes a column's value for each row.
 
-    It does so for serial types, identity columns and generated columns.
+    Such columns are those of serial types, identity columns and generated columns.
     """
     from sqlglot import exp
 
@@ -586,7 +589,7 @@ def _is_null(constraints: Mapping[Any, Any]) -> bool:
 
 
 def _literal(value: exp.Expression) -> str | None:
-    """Returns the text of a column's default in Postgres' SQL, or None if the default is not a constant."""
+    """Returns the text of a constant default in Postgres' SQL, or None if the default is not a constant."""
     from sqlglot import exp
 
     inner = value.this if isinstance(value, exp.Cast) else value

@@ -1,9 +1,9 @@
 """Records the history of tables' columns: the types and names that each column had over time.
 
-To read a row, a column's type at the row's commit time is needed. For example, canal-json writes the number
-of an ENUM's label, and only the column's definition at the commit maps the number to the label. A new type
-replaces the previous type in the history if it reads all old rows in the same way, for example an ENUM with
-labels appended.
+To read a row, the types that its columns had at its commit time are needed. For example, canal-json writes
+the number of an ENUM's label, and only the definition at that time shows which label it is. If a column's new
+type gives all values in old rows the same meaning, it replaces the previous type in the history. An example
+is an ENUM to which labels were appended.
 
 TiCDC sends the rows committed before a DDL's commit ts before that DDL, and all later rows after it (tiflow
 c7b2588, ticdc b813e76). So a row's commit time determines which definition applies to it.
@@ -45,13 +45,13 @@ def table_key(table: TableId) -> Key:
 def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> int | None:
     """Returns the TSO from which a DDL statement applies to rows, or None if it has no usable time.
 
-    ``commit_ts``: commit TSO from the message's TiDB extension, or None. ``es``: commit time in the message,
-    in ms since 1970. ``sent``: Kafka timestamp of the record, in ms since 1970. A commit time that is more
-    than a day after ``sent`` is not usable.
+    ``commit_ts``: commit TSO in the message's TiDB extension, or None. ``es``: commit time in the message, in
+    ms since 1970. ``sent``: Kafka timestamp of the record, in ms since 1970. A commit time that is more than
+    a day later than ``sent`` cannot be correct and is not used.
 
-    Without ``commit_ts`` a DDL statement applies from the start of the millisecond ``es``. Rows committed in
-    that millisecond count as later than the DDL, which may be wrong. TiCDC's ``es`` is the commit ts cut to
-    milliseconds, so no other rows are affected.
+    Without ``commit_ts``, the result is the first TSO of the millisecond ``es``. All rows that were committed
+    in this millisecond then count as later than the DDL, which may be wrong for some of them. No other rows
+    are affected, because TiCDC's ``es`` is the commit TSO rounded down to milliseconds.
     """
     if commit_ts is not None:
         moment = commit_ts if commit_ts <= _LAST_TSO else None
@@ -65,10 +65,11 @@ def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> in
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
-    """Returns the commit TSO of a row, for comparison with the result of ``ddl_moment``.
+    """Returns the commit TSO of a row, which can be compared with the result of ``ddl_moment``.
 
-    ``es``: commit time in the message, in ms since 1970. If only ``es`` is known, the result is the last TSO
-    of that millisecond. If no valid time is known, the result is later than all TSOs.
+    ``commit_ts``: commit TSO in the message, or None. ``es``: commit time in the message, in ms since 1970.
+    Without ``commit_ts``, the result is the last TSO of the millisecond ``es``. If ``es`` is not valid
+    either, the result is NEVER, which is later than all TSOs.
     """
     if commit_ts is not None:
         return commit_ts
@@ -90,7 +91,7 @@ _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
 
 
 def reads_same(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if each value written with the type ``was`` is the same value when read as ``now``."""
+    """Returns True if values written with the type ``was`` mean the same when read with the type ``now``."""
     new, old = row_of(now).reader, row_of(was).reader
     if new == old and now.members is not None and was.members is not None:
         return now.members[: len(was.members)] == was.members
@@ -98,9 +99,10 @@ def reads_same(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _covers(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if the type ``now`` can replace the type ``was`` in a column's history.
+    """Returns True if the type ``now`` can replace the older type ``was`` in a column's history.
 
-    It can if it reads all values written with ``was`` as the same values, and its Spark type can hold them.
+    It can if all values written with ``was`` mean the same when read with ``now``, and the Spark type of
+    ``now`` can hold them.
     """
     if was.members is not None and row_of(now).reader != row_of(was).reader:
         return False
@@ -121,9 +123,9 @@ _SIZED_READERS: Final[frozenset[Reader]] = frozenset({"text", "binary"})
 
 
 def may_change_values(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if a change of a column's type from ``was`` to ``now`` may change the column's values.
+    """Returns True if changing a column's type from ``was`` to ``now`` may change values in existing rows.
 
-    Values may be rounded, cut off or converted.
+    The database may have to round, cut off or convert values that do not fit the new type.
     """
     if now == was or now.sql == was.sql:
         return False
@@ -154,7 +156,7 @@ def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _size(column_type: ColumnType) -> int:
-    """Returns the length of a text or binary type. Without a length it is the limit of the type, in bytes."""
+    """Returns the length of a text or binary type. If it has none, returns the type's limit in bytes."""
     if column_type.length is not None:
         return column_type.length
     name = row_of(column_type).name
@@ -164,7 +166,7 @@ def _size(column_type: ColumnType) -> int:
 class TypeVersion(NamedTuple):
     """A column type and the TSO from which rows are written with it.
 
-    Rows that are older than the first version of a column have its first type.
+    ``since``: the TSO. Rows that were committed before the first version of a column also have its type.
     """
 
     since: int
@@ -177,7 +179,8 @@ _Versions = tuple[TypeVersion, ...]
 class Removal(NamedTuple):
     """The drops and renames that ended the use of a column name in a table.
 
-    ``times``: number of these drops and renames. ``since``: TSO of the last of them, or None if unknown.
+    Such a name may be used again by another column later. ``times``: number of drops and renames of the name.
+    ``since``: commit TSO of the last of them, or None if unknown.
     """
 
     times: int
@@ -185,19 +188,19 @@ class Removal(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """Text that identifies the last drop or rename: its TSO, or ``#`` and the count if it is unknown.
+        """Text that identifies the last drop or rename: its TSO, or ``#`` and the count if there is no TSO.
 
-        All readers of the same DDL get the same text.
+        All processes that read the same DDL get the same text.
         """
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
 class TypeHistory:
-    """The types that all columns of DDL statements had over time, including dropped columns and tables.
+    """Records the types that columns had over time, including those of dropped columns and tables.
 
-    A statement that the producer sends again after a restart is recognized in one of two ways. Either its
-    commit time is earlier than that of the latest statement on its table, or a statement with the same time
-    and the same text was already applied. Without the second check, a repeated RENAME that swaps two tables
+    After a restart the producer sends statements again. They are recognized in two ways: the commit time is
+    earlier than that of the latest statement on the same table, or a statement with the same commit time and
+    text was already applied. The second check is needed for a RENAME that swaps two tables: applied twice, it
     would remove one of them.
     """
 
@@ -209,9 +212,10 @@ class TypeHistory:
         self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
     def note(self, table: TableId, parted: Iterable[str], since: int | None) -> bool:
-        """Records a statement on a table. ``parted``: columns that it drops or renames.
+        """Records that a statement on a table was applied. ``parted``: columns that it drops or renames.
 
-        Returns False, and records nothing, if a later statement on the table was already recorded.
+        ``since``: commit TSO of the statement, or None if unknown. If a later statement on the table was
+        already recorded, nothing is recorded, and the result is False.
         """
         key = table_key(table)
         if since is not None:
@@ -225,11 +229,15 @@ class TypeHistory:
         return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
-        """Returns True if a statement with this text and commit time was already applied."""
+        """Returns True if a DDL text with this commit time was already applied.
+
+        ``since``: the commit TSO. If it is None, the result is False. ``schema``: database of unqualified
+        names in the text.
+        """
         return since is not None and _digest(since, schema, query) in self._heard
 
     def hear(self, since: int | None, schema: str, query: str) -> None:
-        """Records that a statement with this text and commit time was applied."""
+        """Records that a DDL text with this commit time was applied, for ``has_heard``."""
         if since is not None:
             self._heard[_digest(since, schema, query)] = None
             for oldest in list(self._heard)[:-_MOST_HEARD]:
@@ -240,16 +248,16 @@ class TypeHistory:
         return dict(self._parted.get(table_key(table), {}))
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns pairs of a former and a later name of the table's columns.
+        """Returns the column renames of a table as pairs of the old and the new name.
 
-        Renames of columns and tables that were dropped since are included.
+        Renames are included even if the column or the table was dropped later.
         """
         return tuple(self._renames.get(table_key(table), ()))
 
     def timed(
         self, definition: TableDefinition, before: TableDefinition | None, since: int | None
     ) -> TableDefinition:
-        """Records a new table definition, and returns it with the earlier types of its columns.
+        """Records the column types of a new table definition, and returns it with the columns' earlier types.
 
         ``before``: the table's previous definition, if any. ``since``: TSO from which the new definition
         applies; None means that it applies to rows of any time.
@@ -271,12 +279,12 @@ class TypeHistory:
         return replace(definition, columns=columns)
 
     def forget(self, table: TableId) -> None:
-        """Removes a table's history."""
+        """Removes all that was recorded about a table."""
         for by_table in (self._columns, self._latest, self._parted, self._renames):
             by_table.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
-        """Returns all columns that a table of this name ever had, with their last and earlier types."""
+        """Returns all columns that a table of this name ever had, with their last type and earlier types."""
         histories = self._columns.get(table_key(table), {})
         return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in histories.values())
 
@@ -286,7 +294,7 @@ class TypeHistory:
         return any(len(v) > 1 for columns in self._columns.values() for _, v in columns.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the history as JSON data, which ``read`` restores."""
+        """Returns the history as JSON data, from which ``read`` restores it."""
         tables = [
             [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
             for key, of in self._columns.items()
@@ -300,9 +308,10 @@ class TypeHistory:
         return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
     def read(self, stored: Mapping[str, Any]) -> None:
-        """Restores the history that ``as_json`` returned.
+        """Replaces this history by the one in the JSON data that ``as_json`` returned.
 
-        Renames, drops and applied statements may be missing, because earlier versions did not store them.
+        The JSON data may lack renames, drops and applied statements, because earlier versions of tidesink did
+        not store them.
         """
         self._heard = dict.fromkeys(stored.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in stored["latest"]}
@@ -344,6 +353,6 @@ def _versions(stored: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
 
 
 def read_type(stored: Mapping[str, Any]) -> ColumnType:
-    """Returns the column type that ``dataclasses.asdict`` converted to JSON data."""
+    """Restores a column type from the JSON data to which ``dataclasses.asdict`` converted it."""
     members = stored["members"]
     return ColumnType(**{**stored, "members": members if members is None else tuple(members)})

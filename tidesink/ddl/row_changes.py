@@ -1,7 +1,7 @@
 """Determines how a DDL statement changes existing rows; ``ddl.catalog`` determines how it changes columns.
 
-If a statement empties, drops or renames a table or drops a partition, the topic has no event for each lost
-row. Only the DDL event reports it.
+If a statement empties, drops or renames a table, or drops a partition, the topic has no events for the rows
+that it removes. Only the DDL event shows that they were removed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ EMPTYING: Final[frozenset[StatementKind]] = frozenset({"truncate", "drop-table"}
 class RowChange(NamedTuple):
     """The effect of a DDL statement on the rows of a table.
 
-    ``table``: an empty table name matches every table of the schema, an empty schema matches the table in
-    every schema, and a name with both parts empty matches every table. ``effect``: clause for users about how
-    the target's rows differ from the source database if the statement is not applied.
+    ``table``: table whose rows change. If its name is empty, this means all tables of the schema; if its
+    schema is empty, the tables of this name in all schemas; if both are empty, all tables. ``kind``: kind of
+    the statement. ``effect``: clause for users that says how the target's rows differ from the source
+    database if the statement is not applied to the target.
     """
 
     table: TableId
@@ -63,9 +64,9 @@ class RowDdl(NamedTuple):
 
     ``statement``: SQL text, cut to its first 1000 characters. ``digest``: first 16 hex digits of the whole
     text's SHA-256. ``moment``: commit time as a TSO, or None if unknown. ``offset``: Kafka offset of the
-    statement's record. ``odd_time``: text of the reported commit time if it is not possible, else empty.
-    ``place``: position in the source database's log, for sources without a TSO. ``seconds``: start time of
-    the statement for such sources, in seconds since 1970.
+    statement's record. ``odd_time``: text of the reported commit time if it cannot be correct, else empty.
+    ``place``: position in the source database's log, for source databases without TSOs. ``seconds``: for such
+    databases, the time at which the statement started, in seconds since 1970.
     """
 
     table: TableId
@@ -83,15 +84,16 @@ class RowDdl(NamedTuple):
     def of(
         cls, change: RowChange, sql: str, *, moment: int | None, offset: int, odd_time: str = ""
     ) -> RowDdl:
-        """Returns a row change together with the SQL text and the record that report it."""
+        """Creates a ``RowDdl`` from a row change, and the SQL text and the record of its DDL event."""
         digest = hashlib.sha256(sql.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset, odd_time)
 
     @property
     def at(self) -> str:
-        """Identifies this execution of the statement.
+        """Text that identifies this execution of the statement.
 
-        A record that is sent again has the same value. The same SQL text executed later has another value.
+        If the producer sends the statement again, the text is the same. If the same SQL is executed again
+        later, the text is different.
         """
         position = self.place or f"@{self.offset}"
         return f"{position if self.moment is None else self.moment}/{self.digest}"
@@ -114,7 +116,7 @@ def shown_time(ms: int) -> str:
 
 
 def named_by(name: TableId, table: TableId) -> bool:
-    """Returns True if a name matches a table. An empty part of the name matches anything."""
+    """Returns True if ``name`` matches a table. An empty schema or table name in ``name`` matches any."""
     if not any(name):
         return True
     schema, own = table_key(name)
@@ -127,11 +129,12 @@ def row_changes(
 ) -> tuple[RowChange, ...]:
     """Returns the effects of a DDL event's SQL text on existing rows, at most one per table and kind.
 
-    Several effects of the same kind on one table are joined into one. The order is that of the statements.
+    If several statements in the text have the same kind of effect on one table, the result has one
+    ``RowChange`` with all their effect texts. The results are in the order of the statements.
 
-    ``default_schema``: database of unqualified names. ``about``: table named by the event. An unknown
-    statement counts as a statement on this table. For a rename to an unqualified name, ``about`` shows the
-    database.
+    ``default_schema``: database of unqualified names in the text. ``about``: table named by the event. A
+    statement that is not known counts as a statement on this table. If a table is renamed to an unqualified
+    name, its database is that of ``about``.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -177,9 +180,9 @@ def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> 
 
 
 def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    """Yields the effects of RECOVER and FLASHBACK, which restore rows of TiDB without row events.
+    """Yields the effects of RECOVER and FLASHBACK, with which TiDB restores rows without sending row events.
 
-    The affected table is the table that the statement names, or else the table that the event names.
+    ``about``: table named by the DDL event. It is the affected table if the statement names no table.
     """
     sql.take()
     if sql.skip("CLUSTER"):
@@ -210,22 +213,25 @@ def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) ->
 
 
 def _is_order(part: SqlReader) -> bool:
-    """Returns True if a part of an ALTER TABLE is only a column name, with or without ASC or DESC.
+    """Returns True if a part of an ALTER TABLE is only a column name, possibly with ASC or DESC.
 
-    After ORDER BY such a part is not a change but a further column of the order.
+    After ORDER BY, such a part is not a change of the table: it is the next column by which rows are ordered.
     """
     return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
 
 
 def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
-    """Yields the ALTER TABLE statement together with each of its parts; nothing for any other statement."""
+    """Yields a pair for each part of an ALTER TABLE: the statement and the part.
+
+    Yields nothing for any other statement.
+    """
     alter = read_alter(sql, default_schema)
     if alter is not None:
         yield from ((alter, part) for part in alter.parts)
 
 
 def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose columns or unique keys an ALTER TABLE in the DDL text changes.
+    """Returns the tables whose columns or unique keys are changed by ALTER TABLE statements in a DDL text.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -235,9 +241,9 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables that CREATE TABLE … LIKE statements in the DDL text create.
+    """Returns the new tables of CREATE TABLE … LIKE statements in a DDL text.
 
-    Temporary tables are left out.
+    Temporary tables are not returned.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -251,10 +257,10 @@ def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...
 
 
 def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables that CREATE TABLE statements in the DDL text create or replace.
+    """Returns the tables that CREATE TABLE statements in a DDL text create or replace.
 
-    Temporary tables are left out. Statements with IF NOT EXISTS are left out as well, because they do nothing
-    if the table exists.
+    The result has no temporary tables, and no tables of statements with IF NOT EXISTS, because these do
+    nothing if the table exists.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -268,9 +274,10 @@ def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose rows an ALTER TABLE in the DDL text moves to another TiDB table id.
+    """Returns the tables whose rows get another TiDB table id by an ALTER TABLE in a DDL text.
 
-    Each partition has a table id of its own, so repartitioning and EXCHANGE PARTITION move rows.
+    In TiDB each partition has its own table id. So a row gets another table id if it is moved to another
+    partition, by a change of the partitioning or by EXCHANGE PARTITION.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -287,7 +294,7 @@ def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
-    """Returns the table that EXCHANGE PARTITION … WITH TABLE names, or None for any other part."""
+    """Returns the table that EXCHANGE PARTITION … WITH TABLE names, or None if the part is another one."""
     if not part.skip("EXCHANGE", "PARTITION"):
         return None
     part.name()
@@ -298,7 +305,8 @@ def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
 def _moves_rows(part: SqlReader) -> bool:
     """Returns True if TiDB moves rows between partitions to execute this part of an ALTER TABLE.
 
-    ADD PARTITION does so only for hash and key partitions. A new range or list partition is empty.
+    For ADD PARTITION it does so only if the table has hash or key partitions, because a new range or list
+    partition is empty.
     """
     if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
         return True
@@ -341,8 +349,8 @@ _IGNORED_ROWS: Final = (
 # Such a statement is ignored unless the config sets otherwise, so these texts include the remedy.
 _RESYNC: Final = "tidesink resync corrects them"
 _COMPUTED: Final = (
-    f"rows that existed when column {{}} was added have {{}} in it at the source, but NULL in the target: "
-    f"{_RESYNC}"
+    f"in rows that existed when column {{}} was added, the source has {{}} in this column, and the target "
+    f"has NULL: {_RESYNC}"
 )
 _CONVERTED: Final = (
     f"texts with characters that the character set {{}} lacks were changed at the source, but not in the "
@@ -373,7 +381,7 @@ def _exchanged(first: TableId, other: TableId) -> Iterator[RowChange]:
 
 
 def _part(alter: AlterTable, part: SqlReader, meaning: PartMeaning) -> Iterator[RowChange]:
-    """Yields the effects of one part of an ALTER TABLE on existing rows."""
+    """Yields the effects of one part of an ALTER TABLE on existing rows. ``meaning``: kind of the part."""
     table = alter.table
     if meaning == "exchange-partition":
         yield from _exchanged(table, _exchanged_with(alter, part) or table)
@@ -407,9 +415,10 @@ def _adds_unique(part: SqlReader) -> bool:
 
 
 def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
-    """Yields the effects on existing rows of a part that adds or redefines columns.
+    """Yields the effects on existing rows of a part of ALTER TABLE that adds or redefines columns.
 
-    An added column has an effect if the database computed its values in existing rows.
+    Adding a column has an effect if the database computed the column's values in existing rows. Redefining
+    columns has an effect with ALTER IGNORE TABLE.
     """
     adds = part.sees("ADD")
     try:
@@ -440,7 +449,7 @@ class RenamedColumn(NamedTuple):
 
 
 def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn, ...]:
-    """Returns the columns that ALTER TABLE statements in the DDL text rename.
+    """Returns the columns that are renamed by ALTER TABLE statements in a DDL text.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
@@ -453,9 +462,9 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
 
 
 def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
-    """Returns the columns that MODIFY and CHANGE in the DDL text redefine.
+    """Returns the columns that are redefined by MODIFY or CHANGE in ALTER TABLE statements of a DDL text.
 
-    Each is a pair of its table and its new column name.
+    Each element is a pair of the table and the column's new name.
 
     Raises:
         ConfigError: The text is not SQL, or a statement about a table cannot be parsed.

@@ -1,7 +1,8 @@
 """Lists how each kind of SQL statement, and each part of an ALTER TABLE, affects a table's rows and columns.
 
 ``STATEMENTS`` and ``PARTS`` list the known statements and parts. A statement that is not listed counts as
-``unknown``, and the table that it concerns pauses. So only statements listed under ``nothing`` are skipped.
+``unknown``, and its table pauses. So a statement is skipped only if it is listed with the meaning
+``nothing``.
 
 Sources: MySQL 8.4 and 9.5 Reference Manual, chapter 15 (SQL statements); MariaDB Server documentation, "SQL
 statements" (12.1); TiDB documentation, "SQL statements" (8.5), and its parser's grammar (pkg/parser). For
@@ -48,9 +49,10 @@ PartMeaning = Literal[
 
 
 class StatementRule(NamedTuple):
-    """A rule for statements that begin with ``words``: ``meaning`` is their effect on the table.
+    """Assigns a meaning to SQL statements that begin with certain words.
 
-    ``manuals``: names of the DBMSs whose manuals document the statement.
+    ``words``: the words. ``meaning``: kind of the statement's effect on the table. ``manuals``: names of the
+    DBMSs whose manuals document the statement.
     """
 
     words: tuple[str, ...]
@@ -59,10 +61,11 @@ class StatementRule(NamedTuple):
 
 
 class PartRule(NamedTuple):
-    """A rule for parts of an ALTER TABLE that begin with ``words``: ``meaning`` is their effect on the table.
+    """Assigns a meaning to parts of an ALTER TABLE that begin with certain words.
 
-    ``manuals``: names of the DBMSs whose manuals document the part. ``lists``: True if the part has a list of
-    names, so that the commas after it separate names and not parts.
+    ``words``: the words. ``meaning``: kind of the part's effect on the table. ``manuals``: names of the DBMSs
+    whose manuals document the part. ``lists``: True if the part has a list of names, so that commas after it
+    separate these names and not parts.
     """
 
     words: tuple[str, ...]
@@ -80,7 +83,11 @@ def _parts(meaning: PartMeaning, manuals: str, *starts: str, lists: bool = False
 
 
 def _made(kinds: str) -> list[str]:
-    """Returns the first words of CREATE, ALTER and DROP statements for comma-separated kinds of objects."""
+    """Returns the first words of CREATE, ALTER and DROP statements for each kind of object.
+
+    ``kinds``: kinds separated by commas. For ``VIEW``, the result is ``CREATE VIEW``, ``ALTER VIEW``, ``DROP
+    VIEW``.
+    """
     return [f"{verb} {kind.strip()}" for kind in kinds.split(",") for verb in ("CREATE", "ALTER", "DROP")]
 
 
@@ -376,9 +383,9 @@ def part_rule(part: SqlReader) -> PartRule | None:
 
 
 def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]]:
-    """Returns the beginnings of a statement as words in upper case, from ``most`` words down to one word.
+    """Returns the first ``most`` words of a statement, in upper case, then one word fewer, down to one.
 
-    A beginning ends before a quoted name, a number or a sign.
+    There are fewer than ``most`` words if a quoted name, a number or a sign comes earlier.
     """
     words = list[str]()
     for ahead in range(most):
@@ -390,7 +397,7 @@ def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]
 
 
 def skip_options(sql: SqlReader) -> bool:
-    """Skips table options that do not change rows; returns False if there is any other option."""
+    """Skips table options that do not change rows. Returns False if the reader finds any other option."""
     while not sql.done:
         if sql.skip("PARTITION", "BY"):
             sql.rest()

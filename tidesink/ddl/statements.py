@@ -45,9 +45,10 @@ _LONGEST_TYPE_NAME = 3  # "national character varying"
 
 @dataclass
 class _Options:
-    """Options that follow the type in a column definition, such as NOT NULL, DEFAULT or AUTO_INCREMENT.
+    """The options after the type in a column definition, such as NOT NULL, DEFAULT or AUTO_INCREMENT.
 
-    ``counts``: True for AUTO_INCREMENT and AUTO_RANDOM. ``after``: name of the column given with ``AFTER``.
+    ``default``: tokens of the expression after DEFAULT. ``counts``: True for AUTO_INCREMENT and AUTO_RANDOM.
+    ``after``: name of the column given with ``AFTER``.
     """
 
     nullable: bool | None = None
@@ -64,7 +65,7 @@ class _Options:
 
 
 class ColumnDefinition(NamedTuple):
-    """A parsed column, and the options of its definition (keys, position and others)."""
+    """A parsed column, and the options of its definition, such as keys and the position."""
 
     column: Column
     options: _Options
@@ -94,16 +95,16 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
 
 
 def _with_unknown_default(column: Column) -> Column:
-    """Returns the column marked so that its value is unknown in rows that existed when it was added."""
+    """Marks a column so that its value counts as unknown in rows that existed when it was added."""
     return replace(column, origin_default=UNKNOWN_DEFAULT, redefaulted=True)
 
 
 def _with_origin_default(definition: ColumnDefinition) -> Column:
-    """Returns an added column with its value in the rows that existed when it was added.
+    """Returns an added column with the value that it got in rows that existed when it was added.
 
-    For a NOT NULL column without a default this is the type's zero value. If the database computed the values
-    (AUTO_INCREMENT, a stored generated column), they are marked as unknown, because no statement contains
-    them.
+    The value is the type's zero value if the column is NOT NULL and has no default. It is marked as unknown
+    if the database computed it for each row (AUTO_INCREMENT, a stored generated column), because the
+    statement does not contain it.
     """
     column, options = definition
     if options.counts or (options.generated and not column.virtual):
@@ -220,9 +221,10 @@ def _read_generated(sql: SqlReader, options: _Options) -> None:
 
 
 def _expression(sql: SqlReader) -> list[Token]:
-    """Returns the tokens of the expression after DEFAULT or ON UPDATE: operands joined by operators.
+    """Reads the expression after DEFAULT or ON UPDATE, and returns its tokens.
 
-    An operand is a literal with its sign, a function call, or an expression in parentheses.
+    The expression consists of operands joined by operators. An operand is a literal with its sign, a function
+    call, or an expression in parentheses.
     """
     expression = _operand(sql)
     while sql.peek().says(*_OPERATORS):
@@ -249,7 +251,7 @@ def _operand(sql: SqlReader) -> list[Token]:
 
 @dataclass(frozen=True)
 class Index:
-    """A unique index. ``columns`` are column names; an indexed expression is represented by an empty name."""
+    """A unique index. ``columns``: names of its columns, with an empty name for each indexed expression."""
 
     name: str
     columns: tuple[str, ...]
@@ -257,11 +259,12 @@ class Index:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as its DDL defines it. It has details that change events lack, such as all unique indexes.
+    """A table as DDL statements define it, with details that change events lack, such as all unique indexes.
 
-    ``charset``: default character set in lower case, or None. ``declared``: True if the user declared the
-    table in the configuration. ``dropped``: folded names of dropped columns. ``renamed``: pairs of a column's
-    former and current name, newest rename first.
+    ``next_column_id``: id of the next column to be added, as TiDB numbers columns. ``charset``: default
+    character set in lower case, or None. ``declared``: True if the user declared the table in the
+    configuration. ``dropped``: folded names of dropped columns. ``renamed``: pairs of a column's former and
+    current name, newest rename first.
     """
 
     table: TableId
@@ -286,15 +289,16 @@ class TableDefinition:
 
     @property
     def reused(self) -> frozenset[str]:
-        """Folded names that several columns used at different times.
+        """Folded names that more than one column has had, one after the other.
 
-        A current column, dropped columns and renamed columns count as users of a name.
+        The columns are the table's current columns, and its dropped and renamed columns under their former
+        names.
         """
         times = Counter((*self.names, *self.dropped, *(fold_name(old) for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
-        """Returns the table's schema: its columns, with the columns of the primary and handle key marked."""
+        """Returns the table schema, in which the columns of the primary key and handle key are marked."""
         primary = {fold_name(name) for name in self.primary_key}
         handle = primary or self._unique_handle()
         return TableSchema(
@@ -333,9 +337,10 @@ class TableDefinition:
 
 
 def skip_definer(sql: SqlReader) -> bool:
-    """Skips the clauses between CREATE or ALTER and the object's kind; returns True if one is OR REPLACE.
+    """Skips clauses such as DEFINER after CREATE or ALTER. Returns True if OR REPLACE is one of them.
 
-    The clauses are OR REPLACE, DEFINER, SQL SECURITY and ALGORITHM.
+    The clauses are OR REPLACE, DEFINER, SQL SECURITY and ALGORITHM. Afterwards the reader is at CREATE or
+    ALTER, which is followed directly by the kind of the object, such as VIEW.
     """
     if not sql.peek().says("CREATE", "ALTER"):
         return False
@@ -360,11 +365,11 @@ def skip_definer(sql: SqlReader) -> bool:
 
 
 class TableCreation(NamedTuple):
-    """The options between CREATE and the table's name in a CREATE TABLE statement.
+    """The options of a CREATE TABLE statement that come before the table's name.
 
     ``replaces``: True for OR REPLACE (MariaDB), which first drops an existing table of that name.
-    ``if_absent``: True for IF NOT EXISTS. ``temporary``: True for TEMPORARY: only the session that creates
-    the table sees it.
+    ``if_absent``: True for IF NOT EXISTS. ``temporary``: True for TEMPORARY, which creates a table that only
+    the session sees.
     """
 
     replaces: bool = False
@@ -373,9 +378,9 @@ class TableCreation(NamedTuple):
 
 
 def read_creation(sql: SqlReader) -> TableCreation | None:
-    """Reads CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS] and returns these options.
+    """Reads CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS], and returns the options in brackets.
 
-    Returns None for any other statement; the reader's position then stays unchanged.
+    Returns None for any other statement, and then does not move the reader.
     """
     replaces = sql.sees("CREATE", "OR", "REPLACE")
     ahead = 3 if replaces else 1
@@ -388,11 +393,11 @@ def read_creation(sql: SqlReader) -> TableCreation | None:
 
 
 def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
-    """Returns the existing and the new table of CREATE TABLE new LIKE existing, or new (LIKE existing).
+    """Returns the tables ``existing`` and ``new`` of the statement CREATE TABLE new LIKE existing.
 
-    The reader must be after CREATE TABLE. The existing table's schema is empty if its name is unqualified
-    and the session's database is unknown. Returns None for any other statement; the reader's position then
-    stays unchanged.
+    The form CREATE TABLE new (LIKE existing) is read as well. The reader must be after the words CREATE
+    TABLE. If the name of the existing table is unqualified and the session's database is unknown, its schema
+    is empty. Returns None for any other statement, and then does not move the reader.
     """
     ahead = 3 if sql.peek(1).says(".") else 1
     if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
@@ -405,7 +410,7 @@ def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | 
 
 
 def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
-    """Parses the table's name and definition that follow CREATE TABLE.
+    """Reads the table's name and definition after the words CREATE TABLE, and returns the definition.
 
     ``default_schema``: schema of the table if its name is unqualified.
 
@@ -442,14 +447,15 @@ def _table_charset(sql: SqlReader) -> str | None:
 
 
 def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
-    """Splits SQL text into statements and yields a reader of each, without the terminator.
+    """Splits the tokens of SQL text into statements, and yields a reader of each statement.
 
-    The prefix ``SET STATEMENT … FOR``, which sets MariaDB's variables for one statement, is removed.
+    A reader does not include the delimiter at the end of the statement. It also does not include the prefix
+    ``SET STATEMENT … FOR``, which sets MariaDB's variables for one statement.
 
     The definition of a procedure, function, trigger, event or package is one statement, and so is a block
-    (``BEGIN NOT ATOMIC … END``). Their bodies are not parsed: they may be in another language. Without the
-    full grammar the end of a body cannot be found. So such a statement extends to the delimiter that a
-    ``DELIMITER`` line of the script set, or to the end of the text.
+    (``BEGIN NOT ATOMIC … END``). Their bodies are not parsed, because they may be in another language, and so
+    the end of a body cannot be found. Such a statement extends to the delimiter that a ``DELIMITER`` line of
+    the script set, or to the end of the text.
     """
     tokens = iter(sql)
     statement: list[Token] = []
@@ -483,7 +489,7 @@ _OF_TRANSACTION: Final = ("WORK", "OPTIMISTIC", "PESSIMISTIC")
 
 
 def _begins_body(statement: Sequence[Token]) -> bool:
-    """Returns True if these tokens are exactly the words that start a program's definition or a block."""
+    """Returns True if the tokens are exactly the words that begin a procedure, another program or a block."""
     first, last = statement[0], statement[-1]
     if len(statement) == 1:
         return first.says(*_BLOCKS)
@@ -517,7 +523,7 @@ def _skip_body(tokens: Iterator[Token]) -> None:
 
 
 def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
-    """Returns a statement's tokens with synonyms replaced.
+    """Returns a statement's tokens, in which synonyms are replaced by the usual words.
 
     ``DROP TABLES`` becomes ``DROP TABLE``, ``ALTER ONLINE TABLE`` becomes ``ALTER TABLE``, and ``BEGIN`` of a
     transaction becomes ``START TRANSACTION``, because ``BEGIN`` can also start a block.
@@ -554,10 +560,11 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
 
 
 class AlterTable(NamedTuple):
-    """An ALTER TABLE statement: its table, and its comma-separated parts such as ADD COLUMN.
+    """An ALTER TABLE statement: its table, and its parts, such as ADD COLUMN, which commas separate.
 
-    ``session_schema``: database of unqualified table names in the parts, empty if unknown. ``ignores``: True
-    for ALTER IGNORE TABLE, which changes or removes rows that violate the new definition.
+    ``parts``: a reader of each part. ``session_schema``: database of unqualified table names in the parts,
+    empty if unknown. ``ignores``: True for ALTER IGNORE TABLE, which changes or removes rows that violate the
+    new definition.
     """
 
     table: TableId
@@ -570,8 +577,8 @@ def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None
     """Returns the table and the parts of an ALTER TABLE, or None for any other statement.
 
     ``default_schema``: database of the table if its name is unqualified. It is then also the session's
-    database. ``about``: table named by the DDL event. If the statement renames a table to ``about``'s
-    unqualified name, the session's database is the database of ``about``.
+    database. ``about``: table named by the DDL event. If the statement renames its table to the name of
+    ``about`` without a database, the session's database is that of ``about``.
     """
     if not sql.skip("ALTER", "TABLE"):
         return None
@@ -588,7 +595,10 @@ def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None
 
 
 def _new_name(part: SqlReader) -> TableId | None:
-    """Returns the table's new name if this part of an ALTER TABLE renames it; the part is not consumed."""
+    """Returns the table's new name if this part of an ALTER TABLE renames it, else None.
+
+    The reader of the part is not moved.
+    """
     part = part.copy()
     if not part.skip("RENAME") or part.peek().says("COLUMN", "INDEX", "KEY"):
         return None
@@ -597,11 +607,11 @@ def _new_name(part: SqlReader) -> TableId | None:
 
 
 def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: TableId) -> str:
-    """Returns the session's database as implied by the DDL event of a rename; empty if unknown.
+    """Returns the session's database, as far as the DDL event of a rename shows it; empty if unknown.
 
     ``old`` and ``new``: tables before and after the rename, as the statement names them. ``about``: table
-    named by the event, under its name after the rename (TiCDC, tiflow c7b2588). If that name is in ``new``
-    without a database, then the database of ``about`` is the session's.
+    named by the event, with the database and name after the rename (TiCDC, tiflow c7b2588). If ``new``
+    contains the name of ``about`` without a database, the session's database is that of ``about``.
     """
     event = fold_name(about.schema), fold_name(about.name)
     if event in {(fold_name(schema), fold_name(name)) for schema, name in old}:
@@ -610,10 +620,11 @@ def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: Tabl
 
 
 def session_schema_of(sql: SqlReader, default_schema: str) -> str:
-    """Returns the database of the unqualified names after the statement's first table name; empty if unknown.
+    """Returns the session's database, to which unqualified names in a statement belong; empty if unknown.
 
-    ``default_schema`` is the database of the event's table. It is the session's database only if the
-    statement's first table name is unqualified. The reader must be at that name.
+    ``default_schema``: database of the DDL event's table. It is the session's database if the statement's
+    first table name is unqualified; otherwise the session's database is unknown. The reader must be at that
+    table name.
     """
     return "" if sql.peek(1).says(".") else default_schema
 
@@ -635,7 +646,7 @@ def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
 def read_converted_characters(part: SqlReader) -> str:
     """Returns the character set of CONVERT TO CHARACTER SET in lower case.
 
-    The word ``default`` means the database's character set.
+    The result ``default`` means the database's character set.
     """
     part.need("CONVERT", "TO")
     if not part.skip_any("CHARSET"):
@@ -665,10 +676,10 @@ def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
 
 
 def computed_for_rows(definition: ColumnDefinition) -> str:
-    """Describes the values that the database computed for existing rows when it added this column.
+    """Returns a text for users about the values that the database computed when it added a column.
 
-    Returns an empty text if the column's definition determines these values, for example by a constant
-    default.
+    The values are those in the rows that existed then. The text is empty if the column's definition shows the
+    value, for example as a constant default.
     """
     column, options = definition
     if options.generated:
@@ -688,7 +699,7 @@ def _is_null(expression: Sequence[Token]) -> bool:
 
 
 def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
-    """Returns the tables that DROP TABLE removes. A table's schema is empty if its database is unknown."""
+    """Returns the tables that DROP TABLE removes. The schema is empty if a table's database is unknown."""
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
     return [read_table_name(part, session_schema) for part in sql.parts()]
@@ -697,10 +708,10 @@ def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
 def read_renamed(
     sql: SqlReader, default_schema: str, about: TableId | None = None
 ) -> Iterator[tuple[TableId, TableId]]:
-    """Yields pairs of old and new table of RENAME TABLE. A schema is empty if its database is unknown.
+    """Yields the old and the new name of each table in RENAME TABLE. An unknown schema is empty.
 
-    ``about``: table named by the DDL event. If the statement renames a table to ``about``'s unqualified name,
-    the database of ``about`` is the session's.
+    ``about``: table named by the DDL event. If the statement renames a table to the name of ``about`` without
+    a database, the session's database is that of ``about``.
     """
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
@@ -720,7 +731,7 @@ def _renamed_table(pair: SqlReader, session_schema: str) -> tuple[TableId, Table
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
-    """Reads a table's name and returns it. An unqualified name gets the default schema."""
+    """Reads a table's name and returns the table. An unqualified name gets the default schema."""
     first = sql.name()
     return TableId(first, sql.name()) if sql.skip(".") else TableId(default_schema, first)
 
@@ -729,16 +740,17 @@ _CONSTRAINTS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "KEY", "INDEX", "FULLTEXT", "
 
 
 def starts_constraint(sql: SqlReader) -> bool:
-    """Returns True if the next definition is a key, index or constraint, rather than a column."""
+    """Returns True if the definition at the reader's position is a key, index or constraint, not a column."""
     if sql.sees("VECTOR", "INDEX") or sql.sees("COLUMNAR", "INDEX"):
         return True
     return sql.peek().says(*_CONSTRAINTS)
 
 
 def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """Returns the table definition with the primary key or unique index at the reader's position added.
+    """Adds the primary key or unique index at the reader's position to a table definition.
 
-    Other constraints, and indexes that are not unique, leave the definition unchanged.
+    Returns the changed definition. For other constraints, and indexes that are not unique, the definition is
+    returned unchanged.
     """
     name = ""
     if sql.skip("CONSTRAINT") and not sql.peek().says("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
@@ -775,7 +787,7 @@ def read_index_columns(inside: list[Token]) -> list[str]:
 
 
 def append_column(definition: TableDefinition, column_definition: ColumnDefinition) -> TableDefinition:
-    """Returns the table definition with a column added at the end, and the keys that the column declares."""
+    """Returns the table definition with a column added at the end, and with the keys that it declares."""
     column = replace(column_definition.column, column_id=definition.next_column_id)
     columns = (*definition.columns, column)
     changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
@@ -795,7 +807,8 @@ def with_own_keys(definition: TableDefinition, column_definition: ColumnDefiniti
 class AlteredTable(NamedTuple):
     """A table after an ALTER TABLE.
 
-    ``parted``: folded old names of the columns that the statement dropped or renamed.
+    ``definition``: the new definition. ``parted``: folded old names of the columns that the statement dropped
+    or renamed.
     """
 
     definition: TableDefinition
@@ -804,12 +817,14 @@ class AlteredTable(NamedTuple):
 
 @dataclass
 class _Changes:
-    """Changes that one ALTER TABLE makes. Columns have the names from before the statement.
+    """The changes that one ALTER TABLE makes. Columns are named as they were before the statement.
 
-    ``renamed``: for each RENAME COLUMN, CHANGE and MODIFY the old name, the new name, the new definition if
-    any, and True if the statement accepts that the column is missing (IF EXISTS). ``defined``: definitions of
-    ADD, CHANGE and MODIFY, in the statement's order. ``lost_keys``: names of dropped indexes; an empty name
-    is the primary key.
+    ``dropped``: names of dropped columns. ``renamed``: for each RENAME COLUMN, CHANGE and MODIFY the old
+    name, the new name, the new definition or None, and True for IF EXISTS, which accepts that the column is
+    missing. ``defaults``: tokens of new defaults by folded column name; None for DROP DEFAULT. ``defined``:
+    definitions in ADD, CHANGE and MODIFY, in the statement's order. ``lost_keys``: names of dropped indexes;
+    an empty name means the primary key. ``index_names``: old and new name of each renamed index.
+    ``constraints``: readers of added keys and constraints. ``table``: the table's new name, or None.
     """
 
     dropped: list[str] = field(default_factory=list)
@@ -825,9 +840,9 @@ class _Changes:
 def alter(definition: TableDefinition, statement: AlterTable) -> AlteredTable:
     """Applies an ALTER TABLE to a table definition and returns the altered table.
 
-    Parts that concern neither columns nor keys change nothing. All parts refer to columns by their old names,
-    except ``AFTER`` and new keys, which refer to the new names. So two columns may swap their names (MySQL
-    8.4, ALTER TABLE; the server's ``mysql_prepare_alter_table``).
+    Parts that concern neither columns nor keys are ignored. Parts refer to columns by the names before the
+    statement, so that two columns can swap their names (MySQL 8.4, ALTER TABLE; the server's
+    ``mysql_prepare_alter_table``). Only ``AFTER`` and new keys refer to the names after the statement.
 
     Raises:
         ConfigError: A column does not exist, two columns would have the same name, or a part cannot be
@@ -862,10 +877,12 @@ def _read_part(changes: _Changes, definition: TableDefinition, sql: SqlReader, s
 
 
 def _with_charset(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """Returns the table definition with the character set that a part of an ALTER TABLE sets, if it does.
+    """Returns the table definition with the character set that a part of an ALTER TABLE sets.
 
-    The character set applies to columns that are added from then on. CONVERT TO CHARACTER SET binary also
-    turns existing text columns into binary columns.
+    If the part sets none, the definition is returned unchanged.
+
+    The character set applies to columns that are added later. CONVERT TO CHARACTER SET binary also turns the
+    existing text columns into binary columns.
     """
     converts = sql.sees("CONVERT", "TO")
     ahead = 2 if converts else int(sql.sees("DEFAULT"))
@@ -974,11 +991,11 @@ _VERBS: dict[str, Callable[[_Changes, TableDefinition, SqlReader], None]] = {
 
 
 def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
-    """Returns True if a statement's column renames show that it was already applied to this table.
+    """Returns True if the columns that an ALTER TABLE renames show that it was already applied.
 
-    It was applied if the table has a column of a new name and no column of the matching old name. It was also
-    applied if a new name belongs to a column that the statement neither drops nor renames, because the server
-    would otherwise have rejected the statement.
+    It was applied if, for one of its renames, the table has a column with the new name but none with the old
+    name. It was also applied if a new name belongs to a column that the statement neither drops nor renames:
+    otherwise the server would have rejected the statement.
     """
     leaving = {fold_name(name) for name in changes.dropped}
     leaving |= {fold_name(old) for old, _, _, _ in changes.renamed}
@@ -990,9 +1007,9 @@ def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
 
 
 def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTable:
-    """Returns the table with the column changes of one ALTER TABLE: drops, renames, redefinitions and adds.
+    """Drops, renames, redefines and adds the columns of one ALTER TABLE, and returns the altered table.
 
-    All changes refer to the columns from before the statement.
+    All changes refer to columns by their names before the statement.
     """
     done = _was_done(definition, changes)
     made = {fold_name(new) for old, new, _, _ in changes.renamed if fold_name(old) != fold_name(new)}
@@ -1036,8 +1053,8 @@ def _altered_column(
 ) -> Column:
     """Returns a column with a new name, definition and default.
 
-    ``name`` and ``definition``: new name and definition, or None if unchanged. ``default``: tokens of the new
-    default, None if the default is dropped, ``...`` if it is unchanged.
+    ``name`` and ``definition``: new name and new definition, or None if they do not change. ``default``:
+    tokens of the new default, None if the default is dropped, ``...`` if it does not change.
     """
     if definition is not None:
         new = definition.column
@@ -1060,11 +1077,11 @@ def _placed(
     defined: Iterable[ColumnDefinition],
     names: Mapping[str, str],
 ) -> TableDefinition:
-    """Returns the table definition with the added columns, and all moved columns at their new positions.
+    """Returns the table definition with the added columns, and with moved columns at their new positions.
 
-    ``columns``: the altered columns, in their old order. ``moved``: columns that ``FIRST`` or ``AFTER``
-    moves, by folded new name. ``defined``: definitions of added and redefined columns, in the statement's
-    order. ``names``: new names by folded old names.
+    ``columns``: the existing columns as altered, in their old order; the list is changed. ``moved``: columns
+    that ``FIRST`` or ``AFTER`` moves, by folded new name. ``defined``: definitions of added and redefined
+    columns, in the statement's order. ``names``: new names by folded old names.
 
     Raises:
         ConfigError: Two columns would have the same name, or the column given with ``AFTER`` does not exist.
@@ -1111,7 +1128,7 @@ def _place_among(
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
-    """Returns the table definition without the unique index of this name, if it has such an index."""
+    """Returns the table definition without the unique index ``name``. If it has none, nothing changes."""
     uniques = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
     return replace(definition, uniques=uniques)
 
@@ -1135,7 +1152,7 @@ def _with_index_name(definition: TableDefinition, old: str, new: str) -> TableDe
 
 
 def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> TableDefinition:
-    """Returns the table definition with renamed columns in its keys and in its list of renames.
+    """Renames columns in the keys of a table definition, and adds the renames to its list ``renamed``.
 
     ``names``: new column names by folded old names.
     """
@@ -1156,10 +1173,10 @@ def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> T
 def _renames(
     previous: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of former and current column name, newest rename first.
+    """Returns pairs of the former and the current name of each renamed column, newest rename first.
 
-    A column that was renamed twice has two pairs. ``previous``: pairs from before the statement. ``names``:
-    new names by folded old names. ``pairs``: the statement's own renames.
+    A column that was renamed twice has two pairs. ``previous``: pairs before the statement. ``names``: new
+    names by folded old names. ``pairs``: pairs of old and new name that the statement adds.
     """
     followed = tuple((was, names.get(fold_name(now), now)) for was, now in previous)
     # A column that was renamed back to its former name counts as never renamed.

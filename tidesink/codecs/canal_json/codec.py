@@ -76,11 +76,12 @@ def _now_ms() -> int:
 class CanalJsonCodec(Codec):
     """Decodes and encodes canal-json messages.
 
-    ``definitions``: table definitions, to which decoded and encoded DDL events are applied. ``keys``: key
-    columns by table; for other tables ``pkNames`` of each message is the key. ``shapes``: column types and
-    keys of all rows, for a caller that knows them; DDL events then change nothing. ``clock``: returns the
-    time for ``ts``, in ms since 1970. ``large``: reads the columns that large messages omit; by default it is
-    created from the options. ``unread_ddl``: error texts by the SQL of DDL events that could not be parsed.
+    ``definitions``: table definitions, which decoded and encoded DDL events change. ``keys``: key columns by
+    table; the key of any other table is ``pkNames`` of each message. ``shapes``: finds the column types and
+    the key of each row, instead of ``definitions`` and ``keys``; DDL events then change no definitions.
+    ``clock``: returns the time for the member ``ts``, in ms since 1970. ``large``: reads the columns that
+    large messages omit; by default it is created from the options. ``unread_ddl``: error texts of DDL events
+    that could not be parsed, by their SQL text.
     """
 
     name = "canal-json"
@@ -146,7 +147,7 @@ class CanalJsonCodec(Codec):
         return events
 
     def _whole(self, parsed: Parsed) -> Parsed:
-        """Returns a row's message with all its columns, including those that a large message omits."""
+        """Returns a row change's message with all columns, including those that a large message omits."""
         extension = parsed.get("_tidb")
         if type(extension) is dict and len(extension) > 1 and is_cut_down(extension):
             key = self._shapes.wanted_key(parsed.get("database"), parsed.get("table"))
@@ -154,9 +155,9 @@ class CanalJsonCodec(Codec):
         return parsed
 
     def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
-        """Returns the change event of a message with one row.
+        """Returns the change event of a parsed message with one row.
 
-        It is not split into several functions, because it runs once per row.
+        This function is long because it runs once per row, and calls of further functions would be slow.
         """
         get = parsed.get
         extension, rows, es = get("_tidb"), get("data"), get("es")
@@ -202,7 +203,7 @@ class CanalJsonCodec(Codec):
         )
 
     def columnar(self, options: ValueOptions) -> Columnar:
-        """Returns a function that decodes a batch's records into columns, many records at once."""
+        """Returns a function that decodes many records at once into Arrow columns."""
         from tidesink.codecs.canal_json.columns import CanalJsonColumns
 
         if self._columns is None:
@@ -212,9 +213,9 @@ class CanalJsonCodec(Codec):
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """Returns the Kafka record of one event.
 
-        Returns None for a watermark if the TiDB extension, which would contain it, is disabled. If an event
-        has no schema, its column types come from the table definitions and from ``extension["mysqlType"]``,
-        which decoding sets.
+        Returns None for a watermark if the option ``enable_tidb_extension`` is off, because the message has
+        the watermark in the TiDB extension. If a row change has no schema, its column types come from the
+        table definitions and from ``extension["mysqlType"]``, which decoding sets.
 
         Raises:
             EncodeError: canal-json cannot represent this event. The error's context has the topic.
@@ -245,9 +246,9 @@ class CanalJsonCodec(Codec):
             self.unread_ddl[event.query] = error.message
 
     def _schema_of(self, event: ChangeEvent) -> TableSchema:
-        """Returns the table schema for an event that has no schema.
+        """Returns a table schema for a row change whose event has no schema.
 
-        It is made from the table definitions and from the type names in the event's extension.
+        It is made from the table's definition and from the type names in the event's extension.
 
         Raises:
             EncodeError: The table has no definition, and the event has no type names.
@@ -256,8 +257,8 @@ class CanalJsonCodec(Codec):
         definition, mysql_type = self.definitions.get(event.table), extension.get("mysqlType")
         if definition is None and not mysql_type:
             raise EncodeError(
-                "The event has no column types. Pass a definition of the table, or keep the event's "
-                "extension.mysqlType.",
+                "The event has no column types. Set the event's schema, pass a definition of the table, or "
+                "keep the extension.mysqlType that decoding set.",
                 table=str(event.table),
             )
         key = event.key or () if definition is None else (column.name for column in definition.primary_key)
@@ -281,7 +282,7 @@ _position = cast("Callable[[tuple[object, ...]], Position]", partial(tuple.__new
 
 
 def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
-    """Yields a message with one row for each row of a message. Alibaba's Canal sends several rows at once."""
+    """Splits a message with several rows, as Alibaba's Canal sends it, into messages with one row each."""
     rows = parsed.get("data")
     if type(rows) is not list or len(rows) < 2:
         yield parsed
@@ -308,7 +309,9 @@ def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
 
 
 def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
-    """Returns the row before an update: the values of ``old``, and of ``after`` for columns not in ``old``.
+    """Returns the row before an update.
+
+    Its values are those in ``old``, and those in ``after`` for the columns that ``old`` does not contain.
 
     Raises:
         SchemaMismatchError: ``old`` is not an object, or it has a column that ``after`` does not have.
@@ -336,9 +339,10 @@ def _commit_ts(extension: object) -> int | None:
 def _extension(
     parsed: Parsed, commit_ts: int | None, shape: RowShape, old: object
 ) -> dict[str, object] | None:
-    """Returns the members of a message that an encoder needs, in addition to the event, to write it again.
+    """Returns the members of a message that its event does not contain but encoding needs.
 
-    Returns None if the event has all of them.
+    They are stored as the event's extension, so that encoding the event writes the same message again.
+    Returns None if there are no such members.
     """
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_reported = es is None or (commit_ts is not None and commit_ts >> 18 == es)
@@ -361,7 +365,7 @@ def _extension(
 
 
 def row_key_of(event: ChangeEvent) -> RowKey:
-    """Returns TiDB's row key of a canal-json event (TiCDC's option ``output-row-key``).
+    """Returns TiDB's row key, which a canal-json event contains if TiCDC's option ``output-row-key`` is set.
 
     Raises:
         SchemaMismatchError: The event has no row key, or the row key of a table with a clustered key.
@@ -370,10 +374,10 @@ def row_key_of(event: ChangeEvent) -> RowKey:
 
 
 def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
-    """Returns the event with TiDB's row key as its key, and as additional columns of both row images.
+    """Returns the event with TiDB's row key as its key, and added as columns to the rows before and after it.
 
-    Workers use it for tables without a key. An update does not change the row key, so the row before the
-    update gets the same row key as the row after it.
+    Pipelines use it for tables without a key. An update does not change the row key, so both rows get the
+    same row key.
 
     Raises:
         SchemaMismatchError: The event has no row key, or the row key of a table with a clustered key.
@@ -407,7 +411,7 @@ def json_text(text: str) -> str:
 class RowWriter:
     """Writes the parts of canal-json messages that depend on the schema of one table.
 
-    ``full_types``: True to write types with length and precision, False to write only their names.
+    ``full_types``: True to write column types with length and precision, False to write only their names.
     """
 
     def __init__(self, schema: TableSchema, full_types: bool) -> None:
@@ -443,21 +447,27 @@ class RowWriter:
             [name for name in row if name not in self._schema.by_name] if len(written) < len(row) else []
         )
         if unknown:
-            raise EncodeError("The row has a column that is not in the event's schema.", column=unknown[0])
+            raise EncodeError(
+                "The row has a column that is not in the event's schema. Add it to the schema.",
+                column=unknown[0],
+            )
         return written
 
     def object_of(self, texts: Mapping[str, str]) -> str:
-        """Returns a JSON object with these JSON texts as the columns' values."""
+        """Returns a JSON object with a member per column.
+
+        ``texts``: the columns' values as JSON texts, by column name.
+        """
         return "{" + ",".join(f"{self._columns[name][0]}:{text}" for name, text in texts.items()) + "}"
 
     def sql_types(self, row: Row, names: Iterable[str]) -> str:
-        """Returns the ``sqlType`` object of a row: the JDBC type code of each of these columns."""
+        """Returns the member ``sqlType`` of a row's message: the JDBC type codes of the columns ``names``."""
         types = self._schema.by_name
         codes = {n: self._sql_codes[n] or str(sql_type_code(types[n].type, row.get(n))) for n in names}
         return self.object_of(codes)
 
     def mysql_types(self, names: Iterable[str]) -> str:
-        """Returns the ``mysqlType`` object: the type of each of these columns as JSON text.
+        """Returns the member ``mysqlType`` of a row's message: the type texts of the columns ``names``.
 
         Raises:
             EncodeError: Full types are required, but only the name of a column's type is known.
@@ -476,18 +486,18 @@ class RowWriter:
         text = mysql_type_text(column_type) if self._full_types else mysql_type_word(column_type)
         if text is None:
             raise EncodeError(
-                "content-compatible needs the column's full type, but only the name "
-                f"{row_of(column_type).name} is known. Pass a definition of the table.",
+                "content-compatible needs the column's full type, but only the type name "
+                f"{row_of(column_type).name} is known. Add a definition of the table.",
                 column=name,
             )
         return json_text(text)
 
 
 class CanalJsonWriter:
-    """Writes the values of canal-json records with one set of TiCDC's options.
+    """Writes the values of canal-json records: row changes, DDL events and watermarks.
 
-    ``clock``: returns the current time in ms since 1970. ``large``: stores rows that are too large for Kafka
-    in the claim-check storage.
+    ``options``: TiCDC's options, which determine the format. ``clock``: returns the current time in ms since
+    1970. ``large``: stores rows that are too large for Kafka in the claim-check storage.
     """
 
     def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
@@ -509,8 +519,8 @@ class CanalJsonWriter:
     def _row(self, event: ChangeEvent, writer: RowWriter, *, cut: str) -> bytes:
         """Returns the message of one row change.
 
-        ``cut``: empty for a complete row. Otherwise the row is reduced to its handle key, and ``cut`` is the
-        text of the member of ``_tidb`` that marks it as reduced.
+        ``cut``: empty to write the complete row. Otherwise only the columns of the handle key are written,
+        and ``cut`` is the JSON text of a member that is added to ``_tidb`` to mark the row as reduced.
         """
         row, old = _images(event)
         texts = writer.texts(row)
@@ -531,10 +541,10 @@ class CanalJsonWriter:
         )
 
     def _cut_down(self, event: ChangeEvent, writer: RowWriter, whole: bytes) -> bytes:
-        """Returns the message with a too large row reduced to its handle key.
+        """Returns a message with only the row's handle key, because the complete message is too large.
 
-        With ``large-message-handle-option: claim-check`` the complete message ``whole`` is stored in the
-        claim-check storage.
+        ``whole``: the complete message. With ``large-message-handle-option: claim-check`` it is written to
+        the claim-check storage.
 
         Raises:
             EncodeError: The option is ``none``, the options or the table do not permit a reduced row, or the
@@ -554,7 +564,7 @@ class CanalJsonWriter:
         value = self._sent(self._row(event, writer, cut=cut))
         if not self._fits(value):
             raise self._too_large(
-                event, value, " Even with only the columns of its handle key it is too large."
+                event, value, " It is too large even with only the columns of the row's handle key."
             )
         if claims:
             claims.store(location, whole)
@@ -595,7 +605,7 @@ class CanalJsonWriter:
         return self._sent(value)
 
     def watermark(self, event: WatermarkEvent) -> bytes | None:
-        """Returns the record value of a watermark, or None if the TiDB extension is disabled."""
+        """Returns the record value of a watermark, or None if ``enable_tidb_extension`` is off."""
         if not self._options.enable_tidb_extension:
             return None
         value = (
@@ -625,14 +635,17 @@ class CanalJsonWriter:
             return text.encode()
         except UnicodeEncodeError as error:
             raise EncodeError(
-                "A text contains half of a surrogate pair, which UTF-8 cannot represent."
+                "A text contains half of a surrogate pair, which UTF-8 cannot represent. Correct the value."
             ) from error
 
     def _extension(self, event: ChangeEvent | DdlEvent, cut: str) -> str:
         if not self._options.enable_tidb_extension:
             return ""
         if event.commit_ts is None:
-            raise EncodeError("enable-tidb-extension needs a commit_ts, but the event has no commit_ts.")
+            raise EncodeError(
+                "The event has no commit_ts, which the TiDB extension needs. Set enable-tidb-extension to "
+                "false."
+            )
         row_key = ""
         if self._options.output_row_key and isinstance(event, ChangeEvent):
             row_key = f',"rowkey":{json_text(_row_key(event))}'
@@ -644,16 +657,17 @@ def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 
 def _as_decoded(event: ChangeEvent) -> str:
-    """Returns the member ``onlyHandleKey`` if the event was decoded from a delete with only its handle key.
+    """Returns the JSON text of ``onlyHandleKey`` if the event was decoded from a delete with this member.
 
-    Otherwise it returns an empty text.
+    Such a delete contains only the columns of the handle key, and is written in the same way again. For any
+    other event the text is empty.
     """
     cut = event.op is Op.DELETE and _tidb(event).get("onlyHandleKey") is True
     return _ONLY_HANDLE_KEY if cut else ""
 
 
 def _tidb(event: ChangeEvent) -> Mapping[str, object]:
-    """Returns the members of ``_tidb`` that decoding stored in the event's extension, or an empty mapping."""
+    """Returns the members of ``_tidb`` that decoding stored in the event; empty if there are none."""
     members = (event.extension or {}).get("_tidb")
     return members if isinstance(members, Mapping) else {}
 
@@ -661,7 +675,10 @@ def _tidb(event: ChangeEvent) -> Mapping[str, object]:
 def _row_key(event: ChangeEvent) -> str:
     key = _tidb(event).get("rowkey")
     if not isinstance(key, str):
-        raise EncodeError("output-row-key needs TiDB's row key, but the event has no extension._tidb.rowkey.")
+        raise EncodeError(
+            "The event has no extension._tidb.rowkey, which output-row-key needs. Set output-row-key to "
+            "false."
+        )
     return key
 
 
@@ -671,13 +688,14 @@ def _es(event: ChangeEvent | DdlEvent) -> int:
         return es
     if event.commit_ts is None:
         raise EncodeError(
-            "canal-json needs the commit time, but the event has neither commit_ts nor extension.es."
+            "The event has neither commit_ts nor extension.es, but canal-json needs a commit time. If TiCDC "
+            "wrote the event, set enable-tidb-extension=true in the changefeed."
         )
     return event.commit_ts >> 18
 
 
 def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
-    """Returns the row that is written as ``data``, and the row that is written as ``old`` or None.
+    """Returns the rows to write as the members ``data`` and ``old``. None stands for a null ``old``.
 
     Raises:
         EncodeError: canal-json has no message for the operation, or the event lacks a row.
@@ -687,8 +705,8 @@ def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
         raise EncodeError(f"canal-json has no message for {event.op.value!r} events.", table=str(event.table))
     if row is None or (event.op is Op.UPDATE and event.before is None):
         raise EncodeError(
-            f"The {event.op.value} lacks a row. An insert needs the new row, a delete needs the old row, and "
-            "an update needs both.",
+            f"The {event.op.value} lacks a row. canal-json needs the new row of an insert, the old row of a "
+            "delete, and both rows of an update.",
             table=str(event.table),
         )
     return row, event.before if event.op is Op.UPDATE else None

@@ -1,10 +1,11 @@
 """Decodes many canal-json records at once into Arrow tables: the columnar step of the canal-json codec.
 
-``canal_json.scan`` cuts the records into heads, skeletons and values. This module parses the distinct heads
-and skeletons (``_Head``, ``_Body``) and caches the results for later batches. For each kind of row it finds
-the ``RowShape``, which has the types of the columns, and converts the values to Arrow columns with
-``typemap.arrow.from_text``. All rows of one shape become one table. They may differ in the order of their
-type names, and in the columns that ``old`` contains.
+``canal_json.scan`` cuts each record into a head (the JSON before ``old``), a skeleton (the JSON from ``old``
+on, without the values) and the values. This module parses the distinct heads and skeletons (``_Head``,
+``_Body``) and caches the results for later batches. For each kind of row it finds the ``RowShape``, which has
+the types of the columns, and converts the values to Arrow columns with ``typemap.arrow.from_text``. All rows
+of one shape become one table. They may differ in the order of their type names, and in the columns that
+``old`` contains.
 
 A DDL event may change the types of the records that follow it, so a step ends after each record that may be a
 DDL event.
@@ -86,12 +87,12 @@ class _Head(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A parsed skeleton: which token of a record is the value of which column.
+    """Shows which token (value) of a record belongs to which column. It is the result of parsing a skeleton.
 
-    Tokens are numbered from 0 in each record. ``names``: column names of the row. ``data``: number of the
-    token with the first column's value; the other values follow it. ``old``: token numbers of the values
-    before an update by column name, or None if ``old`` is null. ``commit_ts`` and ``row_key``: token numbers
-    of these members, or -1.
+    The tokens of a record are numbered from 0. ``names``: column names of the row. ``data``: number of the
+    token with the first column's value; the tokens of the other columns follow it. ``old``: for an update,
+    the token numbers of the old values by column name; None if the member ``old`` is null. ``commit_ts`` and
+    ``row_key``: token numbers of these members, or -1 if the record does not have them.
     """
 
     names: tuple[str, ...]
@@ -102,7 +103,7 @@ class _Body(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The token numbers of ``data``, ``commit_ts``, ``row_key`` and a null ``old``; -1 if not present."""
+        """The token numbers of ``data``, ``commit_ts``, ``row_key`` and a null ``old``, or -1 if missing."""
         return self.data, self.commit_ts, self.row_key, 0 if self.old is None else _NO_TOKEN
 
 
@@ -112,7 +113,7 @@ _NO_PLACES: Final = (_NO_TOKEN,) * 4
 def read_head(frame: bytes) -> _Head | None:
     """Parses the head of a row change: its JSON text before ``old``, without the digits of ``es`` and ``ts``.
 
-    Returns None if the head does not have this form; the row codec must then decode the record.
+    Returns None if the text is not such a head. The row codec must then decode the record.
     """
     if frame.count(_NO_DIGITS) != 1 or frame.count(b'"es":') != 1:
         return None
@@ -131,7 +132,7 @@ def read_head(frame: bytes) -> _Head | None:
 def read_body(skeleton: bytes) -> _Body | None:
     """Parses the skeleton of a message with one row: its JSON text from ``old`` on, without values.
 
-    Returns None if the skeleton does not have this form; the row codec must then decode the record.
+    Returns None if the text is not such a skeleton. The row codec must then decode the record.
     """
     text, tokens = _LACKS_VALUE.subn(rb"\1null", skeleton)
     if not text.startswith(b","):
@@ -165,7 +166,7 @@ def read_body(skeleton: bytes) -> _Body | None:
 
 
 def _only_row(rows: object) -> dict[str, None] | None:
-    """Returns the only row of a list, or None if the list has several rows or the row has nested values."""
+    """Returns the row in a list with exactly one row, or None if there are several or a value is nested."""
     row = rows[0] if type(rows) is list and len(rows) == 1 else None
     return row if type(row) is dict and all(value is None for value in row.values()) else None
 
@@ -181,12 +182,12 @@ def may_be_ddl(value: bytes | None) -> bool:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The row changes of a chunk whose records the scan found to be valid, one per array element.
+    """The row changes of a chunk of records, without those whose bytes may not be valid JSON.
 
-    ``places``: index of each row's record in ``scan``. ``where``: index of each row's record in the chunk.
-    ``head`` and ``body``: index of each row's head in ``heads`` and of its skeleton in ``bodies``. ``first``:
-    index of the record's first token. ``data``: index of the token with the first column's value.
-    ``commit_ts``: commit TSO, negative if the record does not contain it.
+    Each array has one element per row change. ``places``: index of each row's record in ``scan``. ``where``:
+    index of each row's record in the chunk. ``head`` and ``body``: index of each row's head in ``heads`` and
+    of its skeleton in ``bodies``. ``first``: index of the record's first token. ``data``: index of the token
+    with the first column's value. ``commit_ts``: commit TSO, negative if the record does not contain it.
     """
 
     scan: Scan
@@ -201,15 +202,15 @@ class _Rows:
     bodies: Sequence[_Body | None]
 
     def between(self, start: int, stop: int) -> Indices:
-        """Returns the indices of the rows whose records have a chunk index from ``start`` up to ``stop``."""
+        """Returns the indices of the rows from the chunk's records ``start`` up to, excluding, ``stop``."""
         return np.arange(*np.searchsorted(self.where, (start, stop)))
 
 
 class _Chunk(NamedTuple):
     """A chunk of consecutive records that were scanned together.
 
-    ``start``: batch index of the first record. ``size``: number of records. ``rows``: proven row changes.
-    ``stops``: ascending chunk indices of the records that may be DDL events.
+    ``start``: index of the first record in the batch. ``size``: number of records. ``rows``: row changes
+    whose bytes are valid. ``stops``: ascending indices, in the chunk, of the records that may be DDL events.
     """
 
     start: int
@@ -237,7 +238,8 @@ class CanalJsonColumns:
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
         """Returns a function that decodes the next records of a batch up to the next possible DDL event.
 
-        The function must get the batch's records in order. It scans each chunk of records only once.
+        The function must be called with the batch's records in order. It scans each chunk of records only
+        once.
         """
         chunk: _Chunk | None = None
 
@@ -269,7 +271,7 @@ class CanalJsonColumns:
         return _Chunk(records.start, len(values), rows, stops)
 
     def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
-        """Scans a chunk; returns the row changes found to be valid, and the indices of all other records."""
+        """Returns the row changes with valid bytes in a chunk, and the indices of all other records."""
         rows = self._rows(scan(values))
         return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 
@@ -325,9 +327,10 @@ class CanalJsonColumns:
         return ColumnarResult(size, tables, left=np.flatnonzero(left))
 
     def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
-        """Groups rows by their ``RowShape``, and yields each shape with the ascending indices of its rows.
+        """Groups rows by their ``RowShape`` (column types and key). Yields each shape and its rows' indices.
 
-        A shape has the column types and the key. Rows without a shape, or without a key column, are left out.
+        The indices are ascending. Rows for which no shape is found, or that lack a key column, are omitted,
+        so that the row codec decodes them.
         """
         groups: dict[int, tuple[RowShape, list[Indices]]] = {}
         for of_kind in _by_kind(rows, places):
@@ -341,9 +344,9 @@ class CanalJsonColumns:
     def _shapes_of(
         self, head: _Head, body: _Body, rows: _Rows, places: Indices
     ) -> Iterator[tuple[RowShape, Mask]]:
-        """Yields the shapes of rows with the same head and skeleton, each with a mask of its rows.
+        """Yields the ``RowShape`` of rows with the same head and skeleton, with a mask of its rows.
 
-        There are several shapes if DDL changed a column's type between the commit times of the rows.
+        It yields several shapes if DDL changed a column's type between the commit times of the rows.
         """
         moments = self._moments(body, rows, places)
         rest = np.ones(len(places), np.bool_)
@@ -359,7 +362,7 @@ class CanalJsonColumns:
     def _moments(self, body: _Body, rows: _Rows, places: Indices) -> Indices | None:
         """Returns the commit TSO of each row, from ``commitTs`` or else ``es``.
 
-        Returns None if no table definition depends on the commit time.
+        Returns None if the commit time is not needed, because DDL has changed no column's type.
         """
         if body.commit_ts != _NO_TOKEN:
             return rows.commit_ts[places]
@@ -393,9 +396,9 @@ def _or_compacted(values: pa.Array) -> pa.Array:
 
 
 class _Remembered(Generic[T]):
-    """A cache of parsed bytes. When it exceeds its size limit, it is emptied.
+    """Caches the results of parsing bytes. When the cache exceeds its size limit, it is emptied.
 
-    ``read``: function that parses bytes that are not in the cache.
+    ``read``: function that parses bytes which are not in the cache.
     """
 
     def __init__(self, read: Callable[[bytes], T]) -> None:
@@ -404,7 +407,7 @@ class _Remembered(Generic[T]):
         self._size = 0
 
     def all(self, texts: pa.BinaryArray) -> list[T]:
-        """Returns the parsed form of each head or skeleton, from the cache if possible."""
+        """Returns the parsed heads or skeletons, in the order of ``texts``, from the cache if possible."""
         return [self._one(text) for text in texts.to_pylist()]
 
     def _one(self, text: bytes) -> T:
@@ -419,7 +422,7 @@ class _Remembered(Generic[T]):
 
 
 def _by_kind(rows: _Rows, places: Indices) -> list[Indices]:
-    """Returns the rows grouped by their pair of head and skeleton, as row indices."""
+    """Groups rows by their pair of head and skeleton. Returns the row indices of each group."""
     if not len(places):
         return []
     kinds = rows.head[places] * len(rows.bodies) + rows.body[places]
@@ -434,18 +437,19 @@ def _is_known(plans: Sequence[object]) -> Mask:
 
 
 def _within(moments: Indices, shape: RowShape) -> Mask:
-    """Returns a mask of the commit TSOs in the time range in which a shape is valid.
+    """Returns a mask of the commit TSOs that lie in the time range in which a row shape is valid.
 
-    The largest int64 value stands for a commit time later than all definitions.
+    In ``moments``, the largest int64 value means a commit time later than all changes of the definitions.
     """
     fits: Mask = moments >= min(shape.since, _INT64_MAX)
     return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
 
 
 def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: Indices) -> Mask:
-    """Returns a mask of the records whose tokens have the kinds that their skeletons require.
+    """Returns a mask of the records in which each token (value) is of a kind that is allowed at its position.
 
-    ``commitTs`` must be the only number, ``old`` without a row must be null, and ``rowkey`` must not be null.
+    ``commitTs`` must be a number and all column values text or null, ``old`` without a row must be null, and
+    ``rowkey`` must not be null.
     """
     first = tokens.first[:-1]
     numbers = np.append(0, np.cumsum(tokens.number))
@@ -457,9 +461,10 @@ def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: I
 
 
 def _flag(flags: Mask, first: Indices, number: Indices) -> Mask:
-    """Returns the flag of one token of each record; True if the record does not have this token.
+    """Returns, for one token of each record, its element in ``flags``; True if the record lacks this token.
 
-    ``first``: index of each record's first token. ``number``: number of the token in its record, or negative.
+    ``first``: index of each record's first token. ``number``: number of the token within its record, negative
+    if the record lacks the token.
     """
     if not len(flags):
         return number < 0
@@ -475,7 +480,7 @@ def _commit_ts(tokens: Tokens, first: Indices, number: Indices) -> Indices:
 
 
 class _TableOfShape:
-    """Builds the ``ChangeTable`` of the rows of one shape. ``places``: indices of these rows in ``rows``."""
+    """Builds the ``ChangeTable`` of the rows with one shape. ``places``: these rows' indices in ``rows``."""
 
     def __init__(
         self, shape: RowShape, types: RowTypes, options: ValueOptions, rows: _Rows, places: Indices
@@ -494,10 +499,10 @@ class _TableOfShape:
         self._marks: dict[str, dict[str, Mask]] = {name: {} for name in MARKS}
 
     def read(self, records: Records, indices: Indices) -> tuple[ChangeTable, Indices]:
-        """Returns the table of the rows, and the indices of the records that it contains.
+        """Returns the change table of the rows, and the indices of the records whose rows it contains.
 
-        ``indices``: index in ``records`` of each row's record. A row with a value that the columnar
-        conversion does not accept is left out.
+        ``indices``: index in ``records`` of each row's record. If a value of a row cannot be converted here,
+        the table does not contain the row, and the row codec must decode the record.
         """
         columns = [self._column(number) for number in range(len(self._shape.names))]
         fields = {**self._place(records, indices), **self._images(columns)}
@@ -509,9 +514,9 @@ class _TableOfShape:
         return ChangeTable(shape.table, shape.schema, None, table), indices
 
     def _column(self, number: int) -> pa.Array:
-        """Returns one column's values of all rows, followed by its values before the update of updated rows.
+        """Returns one column's values in all rows, followed by its old values in the rows of updates.
 
-        ``number``: index of the column. Rows with a value that is not accepted are marked as bad.
+        ``number``: index of the column. A row with a value that cannot be converted is marked in ``_bad``.
         """
         column = self._shape.schema.columns[number]
         data = self._data + number
@@ -538,7 +543,7 @@ class _TableOfShape:
         return converted.values
 
     def _old(self, name: str, data: Indices) -> Indices:
-        """Returns the token indices of a column's values before each update.
+        """Returns the indices of the tokens that have a column's old values, one per update.
 
         If ``old`` does not contain the column, the update did not change it, and its token in ``data`` is
         used.
@@ -580,7 +585,8 @@ class _TableOfShape:
 def _from_utf8(texts: pa.Array) -> ColumnResult:
     """Converts the texts of a binary column whose bytes the producer wrote as UTF-8 text.
 
-    A text with a replacement character is unproven, because the producer lost bytes.
+    A text with a replacement character is marked in ``unproven``, because the producer lost bytes. The row
+    codec then raises the error.
     """
     lost = pc.fill_null(pc.match_substring(texts, REPLACEMENT), False)
     unproven = lost.to_numpy(zero_copy_only=False) if pc.any(lost).as_py() else None
@@ -588,9 +594,9 @@ def _from_utf8(texts: pa.Array) -> ColumnResult:
 
 
 def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:
-    """Returns a struct array of table rows: the columns' values at these row indices.
+    """Returns a struct array with the columns' values at the indices ``rows``, one struct per index.
 
-    A negative index becomes null.
+    For a negative index the struct is null.
     """
     none = rows < 0
     if not columns or none.all():

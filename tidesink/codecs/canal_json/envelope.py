@@ -146,11 +146,11 @@ _DEBEZIUM: Final = (
 
 @contextmanager
 def other_dialects_named(parsed: Parsed) -> Iterator[None]:
-    """Replaces an error about a message by a clearer error if another program than TiCDC or Canal wrote it.
+    """While the block runs, replaces its errors by clearer ones if neither TiCDC nor Canal wrote the message.
 
     Raises:
-        SchemaMismatchError: The block raised it. If the message's form is known, for example Maxwell's, the
-            error names the program that wrote it and the remedy.
+        SchemaMismatchError: The block raised it. If the message has the form of another known program, for
+            example Maxwell, the error text is replaced: it names that program and what to set instead.
     """
     try:
         yield
@@ -180,7 +180,7 @@ def _dialect(parsed: Parsed) -> str | None:
 
 
 def _is_maxwell(parsed: Parsed) -> bool:
-    """Returns True if a message has the form of Maxwell's messages: its row is an object, not in a list."""
+    """Returns True if a message has Maxwell's form, in which ``data`` is one object instead of a list."""
     kind = parsed.get("type")
     if not isinstance(kind, str) or kind not in _MAXWELL_TYPES or isinstance(parsed.get("data"), list):
         return False
@@ -247,7 +247,8 @@ def canal_json_schema() -> dict[str, Any]:
 class CanalJsonSchema:
     """Checks canal-json messages against the JSON Schema of canal-json.
 
-    Compressed messages are decompressed, but claim-check files are not read.
+    Compressed messages are decompressed first. The claim-check file of a large message is not read: only the
+    message in Kafka is checked.
     """
 
     def __init__(self, options: CodecOptions | None = None) -> None:
@@ -284,7 +285,7 @@ class CanalJsonSchema:
 
 
 def _path(error: ValidationError) -> str:
-    """Returns the JSON path of an invalid value, such as ``$.data[0].id``. Names with symbols are quoted."""
+    """Returns the JSON path of an invalid value, such as ``$.data[0].id``; names with symbols are quoted."""
     path = "$"
     for part in error.absolute_path:
         plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"

@@ -69,7 +69,7 @@ _FITTING_COSTS: Final = 0.02
 
 
 class Cuts(NamedTuple):
-    """Positions at which records are cut into their parts.
+    """Byte positions at which the records of a batch are cut into head, digits and body.
 
     ``where``: ascending batch indices of the records in TiCDC's format. ``bounds``: one row per such record,
     with seven byte positions: the record's start, the start and end of the digits of ``es``, the start and
@@ -81,11 +81,12 @@ class Cuts(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The values in the bodies of a batch, one token per row in the order of the records.
+    """The values (tokens) in the bodies of a batch's records, as arrays with one element per token.
 
-    ``first``: index of each record's first token, and at the end the number of tokens. ``null`` and
-    ``number``: masks of the tokens that are null, or digits. ``place``: index in ``texts`` of each token's
-    text, whose JSON escapes are decoded; a number's text is its digits.
+    The tokens are in the order of the records. ``first``: index of each record's first token, and at the end
+    the number of tokens. ``null`` and ``number``: masks of the tokens that are null, and of those that are
+    numbers. ``place``: index in ``texts`` of each token's text. The text of a JSON string has its escapes
+    decoded; the text of a number is its digits.
     """
 
     first: Indices
@@ -100,8 +101,9 @@ class Scan:
     """The heads, skeletons and tokens of the records in a batch that have TiCDC's format.
 
     ``where``: ascending batch indices of these records. ``heads``: each record's bytes before ``,"old":``,
-    without the digits of ``es`` and ``ts``. ``bodies``: each record's skeleton. ``proven``: mask of the
-    records whose tokens are valid. ``pieces``: seven consecutive byte ranges of each record.
+    without the digits of ``es`` and ``ts``. ``bodies``: each record's skeleton, which is its bytes from
+    ``,"old":`` on without the tokens (values). ``proven``: mask of the records whose tokens are valid JSON.
+    ``pieces``: seven consecutive byte ranges of each record, from which the head and the body were joined.
 
     A proven record is valid JSON if its head and its skeleton, with any values inserted, are valid JSON. In a
     skeleton, the tokens were removed after each ``"key":`` that is followed by ``,`` or ``}``, and nowhere
@@ -118,7 +120,10 @@ class Scan:
     pieces: pa.BinaryArray
 
     def es(self, records: Indices) -> pa.Int64Array:
-        """Returns the member ``es`` (commit time in ms since 1970) of the records at these scan indices."""
+        """Returns the member ``es`` (commit time in ms since 1970) of the records.
+
+        ``records``: indices of the records in this scan.
+        """
         return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
 
 
@@ -136,9 +141,9 @@ def stamped_es(values: pa.Array) -> pa.Int64Array:
 
 
 def compacted(values: pa.Array) -> pa.Array | None:
-    """Returns the values without white space between their JSON tokens, or None if no value has such space.
+    """Returns the JSON values without white space between tokens, or None if no value has such space.
 
-    The bytes of the tokens do not change. A value that is not valid JSON is returned unchanged.
+    White space inside texts stays. A value that is not valid JSON is returned unchanged.
     """
     texts = values.to_pylist()
     compact = [value and _compacted(value) for value in texts]
@@ -184,7 +189,10 @@ def scan(values: pa.Array) -> Scan:
 
 
 def _bytes_of(values: pa.Array) -> tuple[Bytes, Indices]:
-    """Returns the bytes of a binary array, and the start offset of each value and the end of the last one."""
+    """Returns the bytes of a binary array, and the offsets of its values in them.
+
+    There is one more offset than values: each value's start, and the end of the last value.
+    """
     width = np.int64 if values.type == pa.large_binary() else np.int32
     _, places, content = values.buffers()
     if not len(values) or content is None:
@@ -201,7 +209,7 @@ def _usable(values: pa.Array) -> Indices:
 
 
 def _pieces(data: Bytes, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
-    """Returns the byte ranges between neighbouring bounds, without a copy of the bytes."""
+    """Returns the byte ranges between successive positions in ``bounds``, without copying the bytes."""
     return _array(pa.binary(), bounds, pa.py_buffer(data))
 
 
@@ -210,9 +218,9 @@ def _array(kind: pa.DataType, offsets: npt.NDArray[np.int32], content: pa.Buffer
 
 
 def _every(pieces: pa.BinaryArray, count: int) -> pa.BinaryArray:
-    """Returns the array with each ``count`` consecutive values joined into one value.
+    """Joins each group of ``count`` consecutive values into one value.
 
-    The array must be a result of ``take``, so that its values are adjacent in its buffer.
+    ``pieces`` must be a result of pyarrow's ``take``, because its values are then adjacent in the buffer.
     """
     offsets = np.frombuffer(pieces.buffers()[1], np.int32, len(pieces) + 1)
     return _array(pa.binary(), np.ascontiguousarray(offsets[::count]), _content(pieces))
@@ -232,9 +240,9 @@ def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
 def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
     """Returns the positions at which records are cut into their parts, for all records in TiCDC's format.
 
-    ``rest``: ascending batch indices of the records. The first record's offsets are used for all records that
-    have the same members at the same offsets. This repeats for the remaining records, because only few
-    different lengths occur in a batch.
+    ``rest``: ascending batch indices of the records. The first record is searched for its parts, and their
+    offsets are used for all records that have the same members at these offsets. This is repeated with the
+    remaining records. It is fast because the parts have only few different lengths in a batch.
     """
     parts: list[tuple[Indices, Indices]] = []
     alone = 0
@@ -256,10 +264,11 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
 
 
 def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
-    """Finds the first record in TiCDC's format; returns this and all later records, and its part offsets.
+    """Finds the first record in TiCDC's format and the offsets of its parts.
 
-    ``rest``: ascending batch indices of the records. If no record has TiCDC's format, the result has no
-    records, and None instead of offsets.
+    ``rest``: ascending batch indices of the records to search. Returns the indices of the record that was
+    found and of all later ones, and the record's offsets. If no record has TiCDC's format, returns no
+    indices, and None instead of offsets.
     """
     for position, record in enumerate(rest.tolist()):
         cut = _cut(data[offsets[record] : offsets[record + 1]])
@@ -269,7 +278,7 @@ def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, C
 
 
 def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Indices]:
-    """Cuts each record individually.
+    """Searches each record for its parts, instead of using the offsets of another record.
 
     Returns the batch indices of the records in TiCDC's format, and their bounds as in ``Cuts.bounds``.
     """
@@ -303,9 +312,9 @@ def _cut(record: Bytes) -> Cut | None:
 
 
 def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
-    """Returns a mask of the records that have ``es``, ``ts`` and ``old`` at the offsets of ``cut``.
+    """Returns a mask of the records that have the members ``es``, ``ts`` and ``old`` at the offsets ``cut``.
 
-    The other bytes of the head are not compared here.
+    Other bytes of the records are not compared.
     """
     es, es_end, ts, ts_end, old = cut
     fits = ends - starts >= old + len(_OLD)
@@ -323,7 +332,7 @@ def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
 
 
 def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
-    """Returns a matrix with one row of ``size`` bytes from each start position."""
+    """Returns a matrix of bytes: for each start position one row with the ``size`` bytes from there."""
     windows: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
     return windows
 
@@ -357,7 +366,7 @@ def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
 
 
 class _Places(NamedTuple):
-    """The start and end positions of tokens in the data, and their kinds. A text's quotes are included."""
+    """The start, end and kind (text, null or digits) of each token. A text's range includes its quotes."""
 
     begin: Indices
     end: Indices
@@ -367,9 +376,9 @@ class _Places(NamedTuple):
 class _Bodies:
     """The bodies of a batch's records: the bytes of each record from ``,"old":`` on.
 
-    ``data``: the bytes of all bodies one after the other, and zero bytes at the end. ``starts``: start
-    position of each body, and the end of the last one. ``proven``: mask of the bodies in which no invalid
-    JSON was found so far.
+    ``data``: the bytes of all bodies one after the other, followed by zero bytes as padding. ``starts``:
+    start position of each body, and the end of the last one. ``proven``: mask of the bodies in which no
+    invalid JSON was found so far.
     """
 
     def __init__(self, body: pa.BinaryArray) -> None:
@@ -387,7 +396,7 @@ class _Bodies:
         return self._texts(places, first), self._skeletons(places, first)
 
     def _refuse(self, places: Indices) -> None:
-        """Marks the bodies at these byte positions as not proven, because they may not be valid JSON.
+        """Marks the bodies that contain these byte positions as not proven: they may not be valid JSON.
 
         The row codec then decodes their records.
         """
@@ -416,7 +425,7 @@ class _Bodies:
     def _quotes(self) -> Indices:
         """Returns the positions of the quotes that begin and end texts, in pairs.
 
-        A body with an odd number of such quotes is marked as not proven, and its quotes are left out.
+        A body with an odd number of such quotes is marked as not proven, and its quotes are not returned.
         """
         quotes = _unescaped_quotes(self.data, self._slashes)
         counts = np.diff(np.searchsorted(quotes, self.starts))
@@ -442,9 +451,9 @@ class _Bodies:
             self._refuse(starts[(length > MOST_DIGITS) | ((self.data[starts] == _ZERO) & (length > 1))] - 1)
 
     def _refuse_control(self, places: _Places) -> None:
-        """Marks bodies with control characters inside a text as not proven, because JSON forbids them there.
+        """Marks bodies that have control characters inside a text as not proven, because JSON forbids them.
 
-        Between members, a control character may be white space.
+        A control character between texts is allowed, because it may be white space.
         """
         content = self.data[: self.starts[-1]]
         if len(places.begin) and content.min() < 0x20:
@@ -453,7 +462,7 @@ class _Bodies:
             self._refuse(control[(token >= 0) & (control < places.end[token])])
 
     def _texts(self, places: _Places, first: Indices) -> Tokens:
-        """Returns the tokens with their texts.
+        """Returns the tokens (values) of all bodies with their texts.
 
         ``first``: index of each body's first token, and at the end the number of tokens. In the result,
         ``texts`` has the bytes of the bodies followed by the decoded texts of tokens with escapes.
@@ -477,7 +486,7 @@ class _Bodies:
         return Tokens(first, null, kind == _NUMBER_KIND, indices, texts)
 
     def _with_escapes(self, begin: Indices) -> Indices:
-        """Returns the indices of tokens with a backslash between their start and the next token's start."""
+        """Returns the indices of tokens that may have an escape, because a backslash follows their start."""
         indices = np.searchsorted(begin, self._slashes, "right") - 1
         indices = indices[indices >= 0]
         distinct: Indices = indices[np.diff(indices, prepend=-1) != 0]
@@ -501,7 +510,7 @@ class _Bodies:
 
 
 def _decoded(raw: list[bytes]) -> list[str | None]:
-    """Returns the decoded texts of JSON strings; None for bytes that are not a JSON string."""
+    """Returns the text of each JSON string, with decoded escapes; None if the bytes are no JSON string."""
     try:
         texts: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
     except orjson.JSONDecodeError:
@@ -566,10 +575,10 @@ _TO_PARSE: Final = -2
 class NamedRecords(NamedTuple):
     """The table of each record in a batch.
 
-    ``tables``: all tables of the batch. ``codes``: for each record the index of its table in ``tables``, or
-    -1 if the record names no table. ``unlisted``: mask of the row changes of tables that the reader did not
-    ask for. ``ddl``: mask of the DDL events of all tables. ``watermarks``: mask of the records that are
-    certainly watermarks.
+    ``tables``: the tables that the caller reads, and all other tables in the batch. ``codes``: for each
+    record the index of its table in ``tables``, or -1 if the record names no table. ``unlisted``: mask of the
+    row changes of tables that the caller does not read. ``ddl``: mask of the DDL events of all tables.
+    ``watermarks``: mask of the records that are certainly watermarks.
     """
 
     tables: tuple[TableId, ...]
@@ -579,7 +588,7 @@ class NamedRecords(NamedTuple):
     watermarks: Mask
 
     def own(self, table: TableId) -> Mask:
-        """Returns a mask of the records of a table, including all records that name no table."""
+        """Returns a mask of the records that may belong to a table: its own, and those that name no table."""
         return np.array([*(other == table for other in self.tables), True], np.bool_)[self.codes]
 
 
@@ -587,8 +596,8 @@ class NamedRecords(NamedTuple):
 class TableNames:
     """Finds the table of each record without decoding rows.
 
-    ``known``: the tables that the caller reads. ``opens_up_to``: largest size, in bytes, of a decompressed
-    value; None if values are not compressed.
+    ``known``: the tables that the caller reads. ``opens_up_to``: maximum size, in bytes, of a value after
+    decompression; None if the topic's values are not compressed.
     """
 
     known: frozenset[TableId]
@@ -646,9 +655,10 @@ class TableNames:
 
 
 class Census(NamedTuple):
-    """The tables that have a row change among the sampled records.
+    """The tables of which the sampled records contain a row change, and the compression of the records.
 
-    ``compression``: compression of the first value that is still compressed, or ``none``.
+    ``compression``: compression of the first value that is still compressed when it is read; ``none`` if no
+    value is compressed.
     """
 
     tables: frozenset[TableId]
@@ -656,7 +666,7 @@ class Census(NamedTuple):
 
 
 def census(records: Iterator[pa.RecordBatch]) -> Census:
-    """Returns the tables that have a row change among the records, and the compression of their values."""
+    """Returns the tables of the row changes in the records, and the compression of their values."""
     tables: set[TableId] = set()
     compression: Compression = "none"
     for batch in records:
@@ -679,9 +689,9 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 class MarkedDdl(NamedTuple):
     """Record values that may be DDL events, in the order of their offsets.
 
-    A row change may be among them if its bytes look like a DDL event's. ``offsets``: offset of each value's
-    record. ``times``: Kafka timestamp of each value's record, in ms since 1970. ``end``: first offset that
-    was not read; None if all records were read.
+    A row change is among them if its bytes look like those of a DDL event. ``values``: the record values.
+    ``offsets``: Kafka offset of each value's record. ``times``: Kafka timestamp of each value's record, in ms
+    since 1970. ``end``: first offset that was not read; None if all records were read.
     """
 
     values: list[bytes]
@@ -691,7 +701,7 @@ class MarkedDdl(NamedTuple):
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
-    """Returns the record values that may be DDL events, from the first record on.
+    """Reads records in order, and returns the values that may be DDL events.
 
     Reading stops after the batch in which the total size of these values reaches ``most_bytes``.
     """
@@ -709,7 +719,7 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
 
 
 class RowWords(NamedTuple):
-    """The column metadata that a row change contains.
+    """The names and types of the columns, as a row change in a topic shows them.
 
     ``names``: column names in the row's order. ``types``: type names by column name (``mysqlType``).
     ``keys``: names of the key columns (``pkNames``). ``offset``: offset of the row's record.
@@ -722,9 +732,9 @@ class RowWords(NamedTuple):
 
 
 def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
-    """Returns the column metadata of a table's rows, one entry for each distinct list of column names.
+    """Returns the columns of a table's row changes: one ``RowWords`` for each distinct list of column names.
 
-    An entry comes from the newest row with these column names.
+    Each comes from the newest row change with these column names.
     """
     names = TableNames(frozenset({table}))
     rows = (
@@ -736,7 +746,7 @@ def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWord
 
 
 def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
-    """Returns the newest row metadata for each list of column names."""
+    """Returns the ``RowWords`` with the highest offset for each distinct list of column names."""
     newest: dict[tuple[str, ...], RowWords] = {}
     for form in words:
         previous = newest.get(form.names)
@@ -762,16 +772,16 @@ def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
 
 
 def _indices(heads: pa.DictionaryArray) -> Indices:
-    """Returns, for each record, the index of its first bytes in the dictionary ``heads``.
+    """Returns, for each record, the index of its first bytes in the dictionary of ``heads``.
 
-    A record without a value gets the number of dictionary entries.
+    For a record without a value, the index is one past the last dictionary entry.
     """
     indices: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
     return indices.astype(np.int64)
 
 
 class _Head(NamedTuple):
-    """The table in a record's first bytes, or None if they do not have TiCDC's format.
+    """The table that a record's first bytes name, or None if they do not have TiCDC's format.
 
     ``may_be_ddl``: False if the record is certainly a row change.
     """
@@ -794,7 +804,7 @@ def _head_of(head: bytes) -> _Head:
 def _marked(values: pa.Array) -> Mask:
     """Returns a mask of the values that may be DDL events, because they contain ``"isDdl": true``.
 
-    Quotes inside a row's text are escaped, so such text does not match.
+    The same text inside a column's value does not match, because quotes are escaped there.
     """
     marked = pc.match_substring_regex(values, _DDL_MARK).fill_null(False)
     mask: Mask = marked.to_numpy(zero_copy_only=False)
@@ -802,7 +812,7 @@ def _marked(values: pa.Array) -> Mask:
 
 
 def _parsed(value: bytes) -> Any:
-    """Returns the JSON object of a record's value; the first if there are several, one per line.
+    """Returns the JSON object in a record's value. If the value has one object per line, returns the first.
 
     Returns None if the value is not JSON.
     """

@@ -43,12 +43,13 @@ _KEPT_SHAPES = 8
 class RowShape:
     """The column types and the key of a table's rows that have the same column, type and key names.
 
-    ``names``, ``mysql_type`` and ``pk_names``: the names in the messages. ``integers``, ``others`` and
-    ``texts``: the columns with the readers of their values; the values of ``texts`` are used unchanged.
-    ``key``: columns that identify the row, from the configuration or from ``pkNames``. ``wire_types``: the
-    message's ``mysqlType``, for encoding, if the table definition lacks a column of the row; else None.
-    ``since`` and ``until``: the shape is valid for rows committed from ``since`` up to, but not including,
-    ``until`` (TiDB TSOs), because DDL may change a column's type.
+    ``names``, ``mysql_type`` and ``pk_names``: names of the columns, of their types and of the key columns in
+    the messages. ``integers`` and ``others``: columns whose texts are converted, with the functions that
+    convert them. ``texts``: columns whose texts are used unchanged. ``key``: columns that identify the row,
+    from the configuration or from ``pkNames``. ``wire_types``: the message's ``mysqlType``, which encoding
+    needs if the table definition lacks a column of the row; otherwise None. ``since`` and ``until``: the
+    shape is valid for rows committed from ``since`` up to, but not including, ``until`` (TiDB TSOs), because
+    DDL may change a column's type.
     """
 
     table: TableId
@@ -66,9 +67,9 @@ class RowShape:
     binary_text: BinaryText = "iso-8859-1"
 
     def read(self, row: RawRow) -> dict[str, Value]:
-        """Converts the texts of a row to values of the columns' types, and returns the row.
+        """Converts the texts in a row to values of the columns' types, and returns the row.
 
-        The row is modified in place. It may lack columns of the shape.
+        ``row``: texts by column name; it is modified in place, and may lack columns of the shape.
 
         Raises:
             ValueOutOfRangeError: A text is not a value of its column's type.
@@ -90,7 +91,7 @@ class RowShape:
         return self.key[0] if len(self.key) == 1 else None
 
     def key_of(self, row: Mapping[str, Value]) -> dict[str, Value] | None:
-        """Returns the values of a row's key columns by name, or None if the table has no key.
+        """Returns the values of a row's key columns by column name, or None if the shape has no key.
 
         Raises:
             UnnamedRowError: A key column is NULL or missing in the row.
@@ -107,9 +108,9 @@ class RowShape:
 
 
 def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
-    """Converts the texts of a row, which must have exactly the columns of its shape, and returns the row.
+    """Converts the texts in a row to values of the columns' types, and returns the row.
 
-    The row is modified in place.
+    ``row``: texts by column name, for exactly the columns of the shape ``columns``; it is modified in place.
 
     Raises:
         ValueOutOfRangeError: A text is not a value of its column's type.
@@ -192,7 +193,7 @@ def _not_text(name: str, value: object) -> SchemaMismatchError:
 
 
 class _Words(NamedTuple):
-    """The names in a message that determine its row's shape.
+    """The names in a message that determine the ``RowShape`` of its row.
 
     ``names``: column names in the row's order. ``types``: type names by column (``mysqlType``). ``keys``:
     names of the key columns (``pkNames``).
@@ -204,10 +205,11 @@ class _Words(NamedTuple):
 
 
 class RowShapes:
-    """Finds the shape of each row, and caches the shapes of earlier rows.
+    """Finds the ``RowShape`` (column types and key) of each row, and caches the shapes for later rows.
 
-    ``definitions``: table definitions, whose changes apply to later calls. ``keys``: key columns by table;
-    for other tables ``pkNames`` of each message is the key. ``binary_text``: encoding of binary columns.
+    ``definitions``: table definitions; if they change, later calls use the changed ones. ``keys``: key
+    columns by table; the key of any other table is ``pkNames`` of each message. ``binary_text``: encoding of
+    binary columns.
     """
 
     def __init__(
@@ -226,10 +228,10 @@ class RowShapes:
         return self._keys.get(table_key(TableId(database, name)), ())
 
     def moment(self, es: object) -> int:
-        """Returns the commit TSO of a row that has only ``es``, for ``find``.
+        """Returns the argument ``commit_ts`` of ``find`` for a row whose message has no ``_tidb.commitTs``.
 
-        ``es``: commit time in ms since 1970. If no table definition depends on the commit time, the result
-        is NEVER.
+        ``es``: commit time in the message, in ms since 1970. The result is a TSO, or NEVER if DDL has changed
+        no column's type, because the commit time is then not needed.
         """
         return row_moment(None, es) if self._definitions.timed else NEVER
 
@@ -243,7 +245,7 @@ class RowShapes:
         pk_names: object,
         commit_ts: int = NEVER,
     ) -> RowShape:
-        """Returns the shape of a row of a message.
+        """Returns the ``RowShape`` (column types and key) of a message's row.
 
         ``row``: the row's columns; only their names are used. ``commit_ts``: commit time of the row as a TiDB
         TSO; the table definition that was valid at that time is used. The other arguments are the members of
@@ -274,7 +276,7 @@ class RowShapes:
     def _other(
         self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
     ) -> RowShape:
-        """Returns the cached or new shape of a row that does not match the most recent shape."""
+        """Returns the shape of a row that differs from the most recent shape, from the cache if possible."""
         try:
             cached = self._shapes[table]  # type: ignore[index]  # an invalid key is not in the dict
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object instead of a name
@@ -289,7 +291,7 @@ class RowShapes:
         return shape
 
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
-        """Returns a new shape for a row's names, with the column types that are valid at ``commit_ts``."""
+        """Creates the shape for the names in a row's message, with the column types at ``commit_ts``."""
         defined = self._defined(table)
         complete = all(fold_name(name) in defined for name in words.names)
         # The row may be older than a DDL that dropped the column or the table.
@@ -319,7 +321,7 @@ class RowShapes:
         return _read_utf8 if self._binary_text == "utf-8" else _read_latin1
 
     def _defined(self, table: TableId) -> dict[str, Column]:
-        """Returns the columns of the table's definition by folded name; empty if it is not defined."""
+        """Returns the columns of the table's definition by folded name; empty if it has no definition."""
         definition = self._definitions.get(table)
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
@@ -341,11 +343,13 @@ class RowShapes:
 
 
 class DefinedShapes(RowShapes):
-    """Finds the shape of rows whose column types come only from the table definitions, not from messages.
+    """Finds the shape of each row with the column types of the table definitions, not of the messages.
 
-    ``own_keys``: True if ``keys`` are the keys in the source database, which ``pkNames`` must then match.
-    ``unread``: columns whose values are not needed; they are read as text. If a row has a column that is not
-    defined, its columns are read as text and it has no key, so that the table waits for a definition.
+    ``own_keys``: True if ``keys`` are the tables' keys in the source database. Then ``pkNames`` in each
+    message must be this key. ``unread``: columns whose values are not needed; they are read as text.
+
+    If a row has a column that the table's definition does not have, all its columns are read as text and the
+    row gets no key, so that the table waits for a definition.
 
     ``find`` raises SchemaMismatchError if a type name or the key in a message contradicts the table
     definition, because the row's text could be misread.
@@ -368,7 +372,7 @@ class DefinedShapes(RowShapes):
         names, types, keys = words
         if (twice := _twice(names)) is not None:
             raise SchemaMismatchError(
-                "The row contains the column twice, in upper and lower case.",
+                "The row contains the column twice, in upper and lower case. Check what wrote the row.",
                 column=twice,
             )
         if not definitions.keys() >= {fold_name(name) for name in names}:
@@ -400,15 +404,17 @@ class DefinedShapes(RowShapes):
 
 _OTHER_TYPE: Final = (
     "The column's type in the row (mysqlType) contradicts the table's definition, so its value could be read "
-    "incorrectly. Set the table definition that was valid when the row was written."
+    "incorrectly. Under tables, set the table's definition to the CREATE TABLE statement that was valid when "
+    "the row was written."
 )
 
 
 def _in_force(column: Column, word: str, commit_ts: int) -> ColumnType:
-    """Returns the type with which a row's text must be read.
+    """Returns the type that a column had when a row was written. The row's text is read with it.
 
-    If the type name ``word`` of the message lists members (``enum('a','b')``), it selects among the column's
-    current and earlier types. Otherwise the row's commit time selects the type.
+    It is the column's current type or one of its earlier types. If the type name ``word`` in the message
+    lists members, as in ``enum('a','b')``, it is the type with these members. Otherwise it is the type at the
+    row's commit time.
     """
     return next((was.type for was in column.earlier if _is_before(was, word, commit_ts)), column.type)
 
@@ -420,13 +426,13 @@ def _is_before(was: EarlierType, word: str, commit_ts: int) -> bool:
 
 
 def _lists(word: str, column_type: ColumnType) -> bool:
-    """Returns True if a full type name such as ``enum('a','b')`` has the same name and members as a type."""
+    """Returns True if a full type name, such as ``enum('a','b')``, has the name and members of a type."""
     wire = _wire_type(word)
     return wire is not None and (wire.name, wire.members) == (column_type.name, column_type.members)
 
 
 def _contradicts(word: str, column_type: ColumnType) -> bool:
-    """Returns True if a value's text means something else when read as type ``word`` or as ``column_type``.
+    """Returns True if a value's text has another meaning in type ``word`` than in type ``column_type``.
 
     ``word``: type name in the message. ``column_type``: type in the table's definition.
 
@@ -471,12 +477,12 @@ def _names(pk_names: object) -> list[str]:
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
         raise SchemaMismatchError("The message's 'pkNames' must be a list of column names.")
     if (twice := _twice(pk_names)) is not None:
-        raise SchemaMismatchError("The message's 'pkNames' contains the column twice.", column=twice)
+        raise SchemaMismatchError("The message's 'pkNames' contains the same column twice.", column=twice)
     return pk_names
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """Returns the first name that repeats an earlier name, ignoring case; None if there is no such name."""
+    """Returns the first name that occurs twice, ignoring case; None if no name does."""
     folded = [fold_name(name) for name in names]
     return next((name for index, name in enumerate(names) if fold_name(name) in folded[:index]), None)
 

@@ -99,10 +99,11 @@ _log = logging.getLogger(__name__)
 class FlatAvroCodec(Codec):
     """Decodes and encodes flat-avro records. Threads may share an instance.
 
-    ``registry``: schema registry of the topics. ``table_of_topic``: returns the table of a topic. Without it,
-    or if it returns None, the table has the names in the Avro schema, in which TiCDC replaced special
-    characters. ``glue``: source of the schemas of messages with an AWS Glue header. With the option
-    ``checksum="warn"``, rows that do not match their checksum are logged by this module's logger.
+    ``registry``: schema registry of the topics. ``table_of_topic``: function that returns the table of a
+    topic, or None. If it returns None or is not given, the table's names come from the Avro schema, in which
+    TiCDC replaced special characters. ``glue``: source of the schemas of messages with an AWS Glue header.
+    With the option ``checksum="warn"``, rows that do not match their checksum are logged by this module's
+    logger.
     """
 
     name = "flat-avro"
@@ -126,7 +127,7 @@ class FlatAvroCodec(Codec):
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the event of one Kafka record, as a tuple of one event.
+        """Returns a tuple with the only event of one Kafka record.
 
         Raises:
             DecodeError: The record cannot be decoded. The error's context has topic, partition and offset.
@@ -154,7 +155,10 @@ class FlatAvroCodec(Codec):
             ) from error
 
     def columnar(self, options: ValueOptions) -> Columnar:
-        """Returns a function that decodes many records at once, for ``codecs.batch.decode_in_columns``."""
+        """Returns the codec's columnar step: a function that decodes many records at once.
+
+        It is an argument of ``codecs.batch.decode_in_columns``.
+        """
         from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
         decoder = self._columns.get(options)
@@ -163,10 +167,10 @@ class FlatAvroCodec(Codec):
         return decoder
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """Returns the Kafka record of an event, and registers its schemas under the topic's subjects.
+        """Returns the Kafka record of an event. Registers the event's schemas under the topic's subjects.
 
-        Returns None for DDL events and watermarks, unless ``enable-tidb-extension`` and
-        ``avro-enable-watermark`` are set.
+        For DDL events and watermarks, returns None unless the options ``enable-tidb-extension`` and
+        ``avro-enable-watermark`` are on.
 
         Raises:
             EncodeError: flat-avro cannot represent this event.
@@ -185,10 +189,11 @@ class FlatAvroCodec(Codec):
     def encode_with_ids(self, event: ChangeEvent) -> EncodedRecord:
         """Returns the Kafka record of an event with exactly the schemas in ``event.schema_id``.
 
-        No schema is registered. For a decoded event this returns the bytes that ``decode`` read. The columns
-        must have their names in the Avro schema. BIT values have full width if the event or the schema shows
-        it, or if the option ``producer`` is ``new``. A delete without a value schema is written as a delete
-        marker if the event has a commit_ts, and as a null value if it does not.
+        No schema is registered. For a decoded event this returns the bytes that ``decode`` read. The event's
+        columns must be named as in the Avro schema. BIT values are written with the column's full width if
+        the event's extension or the schema shows this width, or if the option ``producer`` is ``new``. A
+        delete without a value schema is written as a delete marker if the event has a commit_ts, and as a
+        null value if it does not.
 
         Raises:
             EncodeError: The event has no schema ids, or it does not fit the schemas.
@@ -196,8 +201,8 @@ class FlatAvroCodec(Codec):
         """
         if event.schema_id is None or event.schema_id == (None, None):
             raise EncodeError(
-                "The event has no schema ids. Use `encode`, which registers the schemas, or pass a decoded "
-                "event.",
+                "The event has no schema ids. Pass a decoded event, or use `encode`, which registers "
+                "schemas.",
                 table=str(event.table),
             )
         key_id, value_id = event.schema_id
@@ -212,10 +217,10 @@ class FlatAvroCodec(Codec):
         return EncodedRecord(key, value)
 
     def schema_of(self, schema_id: int, *, keys: tuple[str, ...] = ()) -> TableSchema:
-        """Returns the columns of a registered schema as a table schema.
+        """Returns the table schema that a registered Avro schema describes.
 
-        ``schema_id``: id of the schema in the registry. ``keys``: names of the key columns. The table and the
-        columns have their names in the Avro schema.
+        ``schema_id``: id of the Avro schema in the registry. ``keys``: names of the key columns. The table
+        and its columns are named as in the Avro schema.
 
         Raises:
             SchemaMismatchError: TiCDC does not write such a schema.
@@ -270,7 +275,10 @@ class FlatAvroCodec(Codec):
         value = None if message.value is None else schema_id_of(message.value, "value")
         key_reader, value_reader = self._reader("key", key), self._reader("value", value)
         if key_reader and (key_reader.record.extension or key_reader.record.before is not None):
-            raise SchemaMismatchError("The key's schema id refers to the schema of a value.", schema_id=key)
+            raise SchemaMismatchError(
+                "The key's schema id refers to the schema of a value. Check what wrote the record.",
+                schema_id=key,
+            )
         # decode_control has already raised an error for a record without key and value.
         record = self._record(next(schema_id for schema_id in (value, key) if schema_id is not None))
         named = self._table_of_topic(message.topic) if self._table_of_topic else None
@@ -302,7 +310,7 @@ class FlatAvroCodec(Codec):
 
     def _value(self, event: ChangeEvent, topic: str) -> bytes | None:
         if event.op is Op.TRUNCATE:
-            raise EncodeError("flat-avro has no message for a truncate.")
+            raise EncodeError("flat-avro has no message for a truncate, which removes all rows.")
         if event.op is not Op.DELETE or includes_before(self._options):
             writer = self._writer(event, topic, "value")
             return None if writer is None else writer.write_event(event)
@@ -324,7 +332,7 @@ class FlatAvroCodec(Codec):
         schema = event.schema
         if schema is None:
             raise EncodeError(
-                "The event has no table schema, but its Avro schemas are built from it. Set the event's "
+                "The event has no table schema, from which its Avro schemas are built. Set the event's "
                 "schema."
             )
         return self._writers.get(schema, event.table, topic, part)
@@ -357,7 +365,7 @@ class FlatAvroCodec(Codec):
 
 
 def _heads(message: Message) -> tuple[str, bytes | None, bytes | None]:
-    """Returns a message's topic and the Confluent headers of key and value, which select the decode plan."""
+    """Returns a message's topic and the Confluent headers of key and value, which select its decode plan."""
     key, value = message.key, message.value
     return message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]
 
@@ -385,13 +393,13 @@ _REMEDY: Final = "Set avro-include-before-value=true in the changefeed's sink UR
 
 
 class DeleteMarker(NamedTuple):
-    """The marker that replaces the value of a delete. The record's key identifies the deleted row."""
+    """The marker that TiCDC writes as the value of a delete. The record's key identifies the deleted row."""
 
     commit_ts: int
 
 
 def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker | None:
-    """Returns the DDL event, watermark or delete marker of a record; None for any other record.
+    """Returns the DDL event, watermark or delete marker in a record, or None if the record is a row change.
 
     Raises:
         FramingError: The value starts like a DDL event or watermark, but the record has a key.
@@ -410,7 +418,8 @@ def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker
         return None
     if key is not None:
         raise FramingError(
-            f"The value starts with {kind:02x} like a DDL event or watermark, but the key is not null."
+            f"The value starts with {kind:02x} like a DDL event or watermark, but the key is not null. Is "
+            "the topic flat-avro?"
         )
     return _ddl(message, value) if kind == _DDL else _watermark(message, value)
 
@@ -427,7 +436,8 @@ def _marker(key: bytes | None, value: bytes) -> DeleteMarker:
         _refuse_unnamed("the key is null and the value is a delete marker")
     if len(value) != _UINT64.size:
         raise SchemaMismatchError(
-            f"The value starts with 03 like a delete marker, but it has {len(value)} bytes instead of 9."
+            f"The value starts with 03 like a delete marker, but it has {len(value)} bytes instead of 9. Is "
+            "the topic flat-avro?"
         )
     (_, commit_ts) = _UINT64.unpack(value)
     if commit_ts >= _TS_END:
@@ -451,7 +461,7 @@ def _ddl(message: Message, value: bytes) -> DdlEvent:
     except (ValueError, RecursionError) as error:
         raise SchemaMismatchError(f"The DDL event is not JSON: {error!s:.120}.") from error
     if not isinstance(members, dict):
-        raise SchemaMismatchError("The DDL event is not a JSON object.")
+        raise SchemaMismatchError("The DDL event is not a JSON object. Is the topic flat-avro?")
     query, schema, table = (_member(members, name, str) for name in ("query", "schema", "table"))
     kind, commit_ts = (_member(members, name, int) for name in ("type", "commitTs"))
     return DdlEvent(
@@ -487,7 +497,7 @@ def encode_watermark(event: WatermarkEvent) -> bytes:
 
 
 def encode_delete_marker(commit_ts: int | None) -> bytes:
-    """Returns the record value of a delete marker.
+    """Returns a delete marker, which is the record value of a delete.
 
     Raises:
         EncodeError: The commit_ts is None, or not an unsigned 64-bit number.
@@ -505,12 +515,13 @@ def encode_ddl(event: DdlEvent) -> bytes:
     """Returns the record value of a DDL event.
 
     Raises:
-        EncodeError: Neither ``extension["type"]`` nor ``kind`` has the number of TiDB's DDL action.
+        EncodeError: Neither ``extension["type"]`` nor ``kind`` is the number of TiDB's DDL action.
     """
     number = (event.extension or {}).get("type", event.kind)
     if not isinstance(number, int) and not str(number).isdecimal():
         raise EncodeError(
-            f"flat-avro needs the number of TiDB's DDL action, but the DDL event has {shown(number, 40)}."
+            f"flat-avro needs the number of TiDB's DDL action, but the DDL event has {shown(number, 40)}. "
+            "Set extension['type'] to the number."
         )
     members = {
         "query": event.query,
@@ -535,10 +546,11 @@ def is_glue_framed(message: Message) -> bool:
 
 
 class GlueFrames:
-    """Replaces AWS Glue headers of messages by Confluent headers, with schema ids that no registry uses.
+    """Replaces AWS Glue headers by Confluent headers, so that the codec can decode the messages.
 
-    ``source``: source of the Glue schemas, or None. ``records``: receives the parsed schemas by their new
-    ids. Threads may share an instance.
+    The schema ids in these headers are assigned here, above the range that Confluent registries use.
+    ``source``: source of the Glue schemas, or None. ``records``: dict to which the parsed schemas are added
+    under the assigned ids. Threads may share an instance.
     """
 
     def __init__(self, source: SchemaSource | None, records: dict[int, WriterRecord]) -> None:

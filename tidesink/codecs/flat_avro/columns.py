@@ -60,8 +60,8 @@ _CONTROL_SIZE: Final = 9
 class FlatAvroColumns:
     """Decodes many flat-avro records at once into Arrow tables (the codec's columnar step).
 
-    ``plan_of``: returns the row codec's decode plan for a message's topic and headers. ``options``: options
-    for converting values.
+    ``plan_of``: function that returns the row codec's decode plan (readers, table and schema) for a message's
+    topic and Confluent headers. ``options``: options for converting values.
     """
 
     plan_of: PlanOf
@@ -69,9 +69,9 @@ class FlatAvroColumns:
     _groups: dict[tuple[str, int, int], _GroupDecoder | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, records: Records) -> ColumnarResult:
-        """Decodes the records of a batch. The result's ``left`` has the records that may not be valid.
+        """Decodes the records of a batch, except for those that may not be valid.
 
-        The row codec must decode those records.
+        The result's ``left`` has the indices of those records, which the row codec must decode.
         """
         batch = _Batch(records)
         left, tables = [np.flatnonzero(batch.left)], []
@@ -86,10 +86,10 @@ class FlatAvroColumns:
         return ColumnarResult(len(records), tables, batch.watermarks(), np.sort(np.concatenate(left)))
 
     def _decoder(self, group: _Group) -> _GroupDecoder | None:
-        """Returns the decoder of a group, or None if the group's records are left to the row codec.
+        """Returns the decoder of a group of records, or None if the row codec must decode the group.
 
-        If a schema is not available, nothing is cached, so that the next batch requests the schema again. The
-        row codec raises the error.
+        If the registry does not return a schema, the result is None, and the row codec raises the error. The
+        result is then not cached, so that the next batch requests the schema again.
         """
         name = (group.topic, group.key, group.value)
         if name not in self._groups:
@@ -105,10 +105,10 @@ class FlatAvroColumns:
 
 
 class _Group(NamedTuple):
-    """The records of one topic with the same Confluent headers.
+    """The records of one topic that have the same Confluent header in their keys and in their values.
 
-    ``key`` and ``value``: the headers as numbers, or a code that replaces a header. ``rows``: ascending
-    indices of the records.
+    ``key`` and ``value``: the header as a number, or the code of a null or a delete marker, which have no
+    header. ``rows``: ascending indices of the records.
     """
 
     topic: str
@@ -130,7 +130,8 @@ def _header(head: int) -> bytes | None:
 class _Batch:
     """The records of a batch with the Confluent headers of their keys and values, as numbers.
 
-    A code replaces the header of a null, a delete marker, a watermark, and of any other bytes.
+    Keys and values without a Confluent header have a code instead of a number: one code each for nulls,
+    delete markers, watermarks and all other bytes.
     """
 
     def __init__(self, records: Records) -> None:
@@ -164,7 +165,11 @@ class _Batch:
 
     @cached_property
     def left(self) -> Mask:
-        """Mask of the records that the row codec must decode, because their headers are not Confluent's."""
+        """Mask of the records that the row codec must decode.
+
+        Their key or value begins with other bytes than a Confluent header, or both the key and the row are
+        missing.
+        """
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
         mask: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
@@ -183,7 +188,7 @@ class _Batch:
         ]
 
     def groups(self) -> Iterator[_Group]:
-        """Yields the records with row changes, grouped by topic and by the headers of key and value."""
+        """Yields the records that are row changes, in groups with the same topic and the same headers."""
         rows = np.flatnonzero(~self.left & (self._value_heads != _WATERMARK))
         if not len(rows):
             return
@@ -206,7 +211,7 @@ def _heads(parts: RecordBytes, array: pa.Array) -> Heads:
 
 
 def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indices]:
-    """Yields groups of row indices that have the same values in all columns. Each group is ascending."""
+    """Groups rows with the same values in all columns. Yields the ascending row indices of each group."""
     codes = np.zeros(len(rows), np.int64)
     count = 1
     for column in columns:
@@ -229,7 +234,7 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
 
 
 def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | None:
-    """Returns the decoder of the records of a decode plan, or None if the row codec must decode them."""
+    """Returns a decoder for the records of a decode plan, or None if the row codec must decode them."""
     if plan.sums is not None:
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
@@ -249,7 +254,8 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
 class _Image(NamedTuple):
     """The converted columns of one row image (key, before or after).
 
-    ``marks``: for each mark in ``MARKS``, the masks of the marked values by column name.
+    ``arrays``: the columns' values. ``marks``: for each mark in ``MARKS`` (such as ``zero_dates``) the masks
+    of the values with this mark, by column name.
     """
 
     arrays: list[pa.Array]
@@ -262,8 +268,9 @@ _NO_IMAGE: Final = _Image([], {mark: {} for mark in MARKS})
 class _Half(NamedTuple):
     """The decoded keys or values of a group's records.
 
-    ``row``: the row image. ``before``: the image of the row before the change, with a mask of the records
-    that have it; None if no record has it. ``extension``: fields of the TiDB extension by name.
+    ``row``: columns of the row (or of the key). ``before``: columns of the row before the change, with a mask
+    of the records that have it; None if no record has it. ``extension``: fields of the TiDB extension by
+    name.
     """
 
     row: _Image = _NO_IMAGE
@@ -275,7 +282,7 @@ class _Half(NamedTuple):
 class _GroupDecoder:
     """Decodes the records of one decode plan.
 
-    ``key`` and ``value``: decoders of these parts of a record, or None for a part that is null.
+    ``key`` and ``value``: decoders of the keys and the values, or None if they are null in these records.
     """
 
     plan: DecodePlan
@@ -284,7 +291,7 @@ class _GroupDecoder:
     value: _Part | None
 
     def decode(self, batch: _Batch, group: _Group) -> tuple[ChangeTable, Indices]:
-        """Returns the row changes of a group, and the indices of records that are left to the row codec."""
+        """Returns the row changes of a group, and the indices of records that the row codec must decode."""
         chunks, left = [], []
         for begin in range(0, len(group.rows), CHUNK_RECORDS):
             rows = group.rows[begin : begin + CHUNK_RECORDS]
@@ -322,7 +329,7 @@ class _GroupDecoder:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _images(self, half: _Half, deleted: Mask) -> dict[str, pa.Array]:
-        """Returns the columns ``before`` and ``after`` of row changes, and those named by ``batch.MARKS``.
+        """Returns the columns ``before``, ``after``, ``zero_dates`` and ``ambiguous_times`` of row changes.
 
         ``deleted``: mask of the deletes.
         """
@@ -361,9 +368,9 @@ def _struct(kind: pa.StructType, image: _Image, count: int, present: Mask | None
 
 
 def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
-    """Converts the texts of ``_tidb_op`` to the codes of their operations (indices in ``batch.OPS``).
+    """Converts the texts in the field ``_tidb_op`` to operation codes, which are indices in ``batch.OPS``.
 
-    Records with an unknown operation are marked in ``left``.
+    Records with an unknown operation are marked in ``left``, so that the row codec decodes them.
     """
     # A null replaces a text that is not UTF-8. Its record is already marked as left to the row codec.
     encoded = values.fill_null("").dictionary_encode()
@@ -377,7 +384,7 @@ def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
 
 
 def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
-    """Returns the column ``source`` of row changes: lists that contain only the commit_ts, or null."""
+    """Returns the column ``source`` of row changes: for each row a list with only its commit_ts, or null."""
     if commit_ts is None:
         return pa.nulls(count, SOURCE_TYPE)
     numbers = commit_ts.cast(SOURCE_TYPE.value_type)
@@ -391,8 +398,9 @@ _Step = Callable[[pa.Array, Mask], ColumnResult]
 def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: bool) -> _Step:
     """Returns a function that converts all decoded values of a column to values for the target.
 
-    It does what ``payloads.from_wire`` does for single values. ``summed``: True if a row's checksum may show
-    which of two moments an ambiguous local time means; such rows are left to the row codec.
+    For single values, ``payloads.from_wire`` does the same. ``summed``: True if rows have a checksum that may
+    show which of two moments an ambiguous local time means. Then rows with such a time are left to the row
+    codec, which uses the checksum.
     """
     reader, is_text = row_of(column.type).reader, column.avro == "string"
     convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
@@ -417,8 +425,8 @@ def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: b
 class _Part:
     """Decodes one part of each record: its key or its value.
 
-    ``decoder``: decoder of the Avro bytes. ``row`` and ``before``: functions that convert the columns of the
-    row, and of the row before the change.
+    ``decoder``: decoder of the Avro bytes. ``row``: for each column of the row, the function that converts
+    its values. ``before``: the same for the row before the change; None if the schema does not have it.
     """
 
     decoder: AvroDecoder
@@ -434,10 +442,10 @@ class _Part:
         *,
         summed: bool,
     ) -> _Part | None:
-        """Returns the decoder of a schema's records, or None if the row codec must decode them.
+        """Returns a decoder for the records of a schema, or None if the row codec must decode them.
 
-        ``columns``: the types of the table's columns and their time policies, by name. ``summed``: True if a
-        row's checksum may show which of two moments an ambiguous local time means.
+        ``columns``: type and time policies of each column of the table, by name. ``summed``: True if a row's
+        checksum may show which of two moments an ambiguous local time means.
         """
         both = (record.columns, record.before or ())
         if any(columns.get(column.name, (None,))[0] != column.type for image in both for column in image):
@@ -457,7 +465,7 @@ class _Part:
     def decode(self, parts: RecordBytes, left: Mask) -> _Half:
         """Decodes the keys or values of records, after their Confluent headers.
 
-        Records that are not certainly valid are marked in ``left``.
+        Records that may not be valid are marked in ``left``, so that the row codec decodes them.
         """
         decoded = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
         if decoded.unproven is not None:
@@ -502,10 +510,10 @@ def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
 
 
 def _is_ordinary(record: WriterRecord) -> bool:
-    """Returns True if a schema has the usual form of TiCDC's schemas.
+    """Returns True if a schema has the form that TiCDC normally writes.
 
-    Then the fields of the extension have TiCDC's types, and the row before the change has the same columns as
-    the row.
+    In this form the fields of the TiDB extension have TiCDC's types, and the row before the change has the
+    same columns as the row. The row codec decodes the records of other schemas.
     """
     extension = [field["type"]["fields"] for field in record.bare["fields"] if field["name"] == EXTENSION]
     types = {field["name"]: field["type"] for fields in extension for field in fields}
@@ -514,7 +522,7 @@ def _is_ordinary(record: WriterRecord) -> bool:
 
 
 def _decimal_schema(record: WriterRecord) -> dict[str, Any]:
-    """Returns the record's bare schema with the logical type ``decimal`` for decimals in bytes."""
+    """Returns the Avro schema for decoding, in which decimals in bytes have the logical type ``decimal``."""
 
     def typed(fields: Sequence[Mapping[str, Any]], columns: Sequence[AvroColumn]) -> list[dict[str, Any]]:
         by_name = {column.name: column for column in columns}

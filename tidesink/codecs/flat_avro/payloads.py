@@ -59,10 +59,10 @@ _MAX_FLOAT: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
 def from_wire(column_type: ColumnType, avro: str) -> FromWire | None:
-    """Returns a function that converts a column's Avro value to its event value; None if they are equal.
+    """Returns a function that converts a column's Avro values to event values, or None if they are equal.
 
-    ``avro``: Avro type of the column's field. The returned function raises ValueOutOfRangeError for an Avro
-    value that is not a value of the column's type.
+    ``avro``: Avro type of the column's field. The returned function raises ValueOutOfRangeError if the Avro
+    value does not fit the column's type.
     """
     reader = row_of(column_type).reader
     if avro == "string":
@@ -111,13 +111,13 @@ def _shown(column_type: ColumnType) -> str:
 def to_wire(
     column_type: ColumnType, avro: str, *, nullable: bool = True, full_width_bit: bool = False
 ) -> ToWire | None:
-    """Returns a function that converts a column's event value to a value for fastavro; None if not needed.
+    """Returns a function that converts a column's event values for fastavro; None if they need no conversion.
 
     ``avro``: Avro type of the column's field. ``nullable``: True if the field is a union with null.
     ``full_width_bit``: True to write BIT values with the column's full width.
 
-    The returned function raises EncodeError for a value that is not a value of the column's type. fastavro
-    itself checks only values in unions, so integers and floats of other fields are checked here.
+    The returned function raises EncodeError if a value does not fit the column's type. It also checks
+    integers and floats of fields that are not unions, because fastavro checks only values in unions.
     """
     reader = row_of(column_type).reader
     if reader == "bit":
@@ -260,7 +260,7 @@ def _repairs(columns: tuple[AvroColumn, ...] | None) -> _Repairs:
 
 
 class RecordReader:
-    """Decodes the payloads that were written with one Avro schema. ``part``: ``key`` or ``value``."""
+    """Decodes keys or values that were written with one Avro schema. ``part``: ``key`` or ``value``."""
 
     def __init__(self, part: str, record: WriterRecord) -> None:
         self.part, self.record = part, record
@@ -272,8 +272,9 @@ class RecordReader:
     def read(self, data: bytes) -> dict[str, Any]:
         """Returns the fields of one key or value by name, converted to event values.
 
-        ``data``: bytes with the Confluent header. The row before the change is the nested ``_ticdc_before``.
-        ``_BIT_WIDTH_MEMBER`` is added if a BIT value has leading zero bytes.
+        ``data``: bytes with the Confluent header. In the result, the row before the change is a dict under
+        the name ``_ticdc_before``. If a BIT value has leading zero bytes, the member ``_BIT_WIDTH_MEMBER`` is
+        added, so that encoding can write the same bytes again.
 
         Raises:
             SchemaMismatchError: The bytes end before the record's end, continue after it, or are not values
@@ -323,11 +324,12 @@ def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """The readers, table and schema for all messages of one topic that have the same pair of schema ids.
+    """How to decode the messages of one topic that have the same schema ids in key and value.
 
-    ``key`` and ``value``: readers of these parts, or None for a part that is null. ``sums``: checks the
-    checksums of rows; None if the check is off, or if the schema has no checksum. ``time_sums``: determines
-    from a row's checksum which of two moments a local time means that occurs twice; None if not needed.
+    ``key`` and ``value``: readers of the key and the value, or None if it is null. ``table`` and ``schema``:
+    table of the rows, and its columns. ``sums``: checks the checksums of rows; None if the check is off, or
+    if the schema has no checksum. ``time_sums``: determines from a row's checksum which moment is meant by a
+    local time that occurs twice; None if that cannot happen or the schema has no checksum.
     """
 
     key: RecordReader | None
@@ -339,7 +341,7 @@ class DecodePlan:
     time_sums: RowSums | None = None
 
     def read(self, message: Message) -> ChangeEvent:
-        """Returns the row change of one message.
+        """Returns the row change in one message.
 
         Raises:
             SchemaMismatchError: The key's or the value's bytes do not match their schema.
@@ -357,7 +359,8 @@ class DecodePlan:
             op = OPS.get(extension.get(OP, ""))  # type: ignore[assignment]
             if op is None:
                 raise SchemaMismatchError(
-                    f"The field {OP} is {shown(extension[OP], 40)}, but c, u or d was expected."
+                    f"The field {OP} is {shown(extension[OP], 40)}, but c, u or d was expected. Check "
+                    "what wrote the record."
                 )
             if op is Op.DELETE:
                 # A delete's record repeats the old row at the top level.
@@ -388,10 +391,10 @@ _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, Overflo
 
 
 class RowWriter:
-    """Converts rows with the table's column names to rows for fastavro, with the names of the Avro fields.
+    """Converts an event's rows to dicts that fastavro can write with one Avro schema.
 
-    ``names``: pairs of the name of an Avro field and the name of its column. Virtual columns have no pair,
-    and their fields are written as null.
+    ``names``: pairs of the name of an Avro field and the name of its column in the table. The fields of
+    virtual columns are not in ``names``; they are written as null.
     """
 
     def __init__(
@@ -422,7 +425,8 @@ class RowWriter:
             datum: dict[str, Any] = {avro: row[column] for avro, column in self.names}
         except KeyError as error:
             raise EncodeError(
-                "The row does not have this column, but flat-avro can only write complete rows.",
+                "The row does not have this column, but flat-avro can only write complete rows. Add "
+                "its value.",
                 column=str(error.args[0]),
             ) from error
         datum.update(dict.fromkeys(self._virtual))
@@ -451,11 +455,11 @@ class RowWriter:
 
 
 class RecordWriter:
-    """Encodes keys or values with one registered Avro schema.
+    """Encodes keys or values with one registered Avro schema, and adds the Confluent header.
 
     ``columns``: columns of the table, one for each field of ``record`` and in the fields' order.
     ``full_width_bit``: True to write BIT values with the column's full width. ``sums``: computes the checksum
-    of rows that have no checksum; None if the producer writes none.
+    of a row whose event has no checksum; None if no checksums are computed.
     """
 
     def __init__(
@@ -490,7 +494,9 @@ class RecordWriter:
             EncodeError: The event does not fit the schema. The error's context has the column.
         """
         if event.op is Op.DELETE and OP not in self._record.extension:
-            raise EncodeError(f"The schema has no field {OP}, so a delete cannot be written with it.")
+            raise EncodeError(
+                f"The schema has no field {OP}, so a delete cannot be written with it. Write a null value."
+            )
         datum = self.rows.wire_row(_row_of(event))
         if self._before is not None:
             # If the record's name is given, fastavro does not search for the matching branch of the union.
@@ -502,7 +508,7 @@ class RecordWriter:
         return self._write(datum)
 
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
-        """Returns the event with a checksum of its row, if the options require one and the event lacks it."""
+        """Returns the event with a checksum of its row, if ``sums`` is given and the event has none."""
         extension = event.extension or {}
         if self._sums is None or CHECKSUM in extension:
             return event
@@ -543,15 +549,16 @@ class RecordWriter:
 def _row_of(event: ChangeEvent) -> Row:
     row = event.after if event.after is not None else event.before
     if row is None:
-        raise EncodeError("The event has no row, neither before nor after the change.")
+        raise EncodeError("The event has no row, neither before nor after the change. Set one of them.")
     return row
 
 
 def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
-    """Returns the row from which an event's key is written.
+    """Returns the row whose key columns are written as the key of the event's record.
 
-    This is the row after the change, or else the row before it, if it has all key columns; otherwise it is
-    the event's key. ``names``: pairs of the name of an Avro field and the name of its column.
+    This is the row after the change if it has all key columns, or else the row before the change if that has
+    them all, or else the event's key. ``names``: for each key column the names of its Avro field and of the
+    column.
 
     Raises:
         EncodeError: The event has no key, and its rows lack a key column.
@@ -565,12 +572,13 @@ def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
 
 
 def _extension_value(name: str, event: ChangeEvent) -> object:
-    """Returns the value of a field of the TiDB extension.
+    """Returns the value to write into a field of the TiDB extension.
 
-    It is the value in the event's extension if there is one; otherwise it is computed from the event.
+    ``name``: name of the field. The value comes from the event's extension if it is there, and is otherwise
+    computed from the event.
 
     Raises:
-        EncodeError: The event does not have the value.
+        EncodeError: The event's extension lacks the value, and it cannot be computed.
     """
     given = (event.extension or {}).get(name)
     if name == OP:
@@ -580,16 +588,18 @@ def _extension_value(name: str, event: ChangeEvent) -> object:
     if name in _NO_CHECKSUM:
         return _NO_CHECKSUM[name]
     if name not in (COMMIT_TS, PHYSICAL_TIME):
-        raise EncodeError(f"The event's extension has no {name}, but the Avro schema has this field.")
+        raise EncodeError(f"The event's extension has no {name}, but the Avro schema has this field. Add it.")
     if event.commit_ts is None:
-        raise EncodeError("The event has no commit_ts, but the TiDB extension needs a commit_ts.")
+        raise EncodeError(
+            "The event has no commit_ts, which the TiDB extension needs. Set enable-tidb-extension to false."
+        )
     return event.commit_ts if name == COMMIT_TS else physical_ms(event.commit_ts)
 
 
 def _given_op(given: object) -> object:
     if not isinstance(given, str):
         raise EncodeError(
-            f"The field {OP} needs the operation insert or update, but the event is an upsert, which may be "
-            "either of them."
+            f"The event is an upsert, but the field {OP} needs to know if it is an insert or an update. Set "
+            "the event's op."
         )
     return given

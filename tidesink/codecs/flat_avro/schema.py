@@ -53,8 +53,9 @@ _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2
 class BuiltRecord:
     """An Avro schema that was built for a table.
 
-    ``columns``: columns of the table, in the order of the schema's fields. ``summed``: columns over which the
-    row's checksum is computed, in that order; empty without a checksum.
+    ``schema``: the schema as JSON data. ``columns``: columns of the table, in the order of the schema's
+    fields. ``summed``: columns from which a row's checksum is computed, in the order of the computation;
+    empty if rows have no checksum.
     """
 
     schema: AvroJson
@@ -68,7 +69,7 @@ class BuiltRecord:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """Returns a schema as compact JSON text, escaped as Go escapes it."""
+    """Returns a schema as JSON text without spaces, with special characters escaped as Go does."""
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":")).translate(_GO_ESCAPES)
 
 
@@ -87,7 +88,8 @@ def key_record(schema: TableSchema, table: TableId, options: CodecOptions) -> Bu
 def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord:
     """Returns the Avro schema of a table's Kafka values.
 
-    It has fields for the old row and for the TiDB extension if the options enable them.
+    If the options ask for them, the schema has fields for the row before the change and for the TiDB
+    extension.
 
     Raises:
         EncodeError: Two fields map to the same Avro name.
@@ -111,7 +113,7 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 
 
 def includes_before(options: CodecOptions) -> bool:
-    """Returns True if the options make values contain the old row. Only new-architecture TiCDC writes it."""
+    """Returns True if values contain the row before the change, which only new-architecture TiCDC writes."""
     return options.avro_include_before_value and options.producer == "new"
 
 
@@ -157,8 +159,9 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
 def null_defaults(record: BuiltRecord) -> list[str]:
     """Returns the names of a record's nullable fields whose default is the text ``null``.
 
-    TiCDC cannot write a table with such a field, and stops the changefeed (tiflow, issue 11994). Its library
-    goavro reads the text as Avro's null, which does not match the first branch of the field's union.
+    ``record``: schema built for a table. TiCDC cannot write a table with such a field, and stops the
+    changefeed (tiflow, issue 11994): its library goavro takes the text for Avro's null, which is not a value
+    of the first branch of the field's union.
     """
     fields = json.loads(record.text)["fields"]
     return [
@@ -169,10 +172,12 @@ def null_defaults(record: BuiltRecord) -> list[str]:
 
 
 def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
-    """Checks that all fields of a schema have different names.
+    """Checks that all fields of an Avro schema have different names.
 
-    ``columns``: columns of the first fields, in the fields' order. The other fields belong to the TiDB
-    extension.
+    Two columns may get the same field name, because special characters in names are replaced.
+
+    ``columns``: the columns from which the first fields were made, in the same order. The remaining fields
+    are those of the row before the change and of the TiDB extension.
 
     Raises:
         EncodeError: Two fields have the same name. The error text names both columns.
@@ -268,10 +273,10 @@ _TO_JSON: Final[dict[Reader, Callable[[str], JsonDefault]]] = {
 
 
 def to_text(default: object, reader: Reader, avro: str) -> str | None:
-    """Converts the default of an Avro field to TiDB's text of the column's default, or None to None.
+    """Converts the default of an Avro field to the text of the column's default in TiDB; None stays None.
 
-    Each byte of a binary default becomes one character from U+0000 to U+00FF. ``reader``: kind of the
-    column's type. ``avro``: Avro type of the field.
+    ``reader``: name in ``typemap`` of how the column's values are read, such as ``decimal``. ``avro``: Avro
+    type of the field. In a binary default, each byte becomes one character from U+0000 to U+00FF.
 
     Raises:
         SchemaMismatchError: The default does not have the form in which TiCDC writes it.
@@ -304,9 +309,9 @@ EXTENSION: Final = "__tidesink_extension"
 class AvroColumn:
     """A field of an Avro schema that is a column of the table.
 
-    ``avro``: Avro's primitive type. ``type``: the column's type. ``null_first``: True if null is the first
-    branch of the field's union, False if it is the second, None if the field cannot be null. ``default``: the
-    column's default as TiDB's text, or None.
+    ``name``: name of the field. ``avro``: its Avro type, without null. ``type``: the column's type.
+    ``null_first``: True if null is the first branch of the field's union, False if it is the second, None if
+    the field cannot be null. ``default``: text of the column's default in TiDB, or None.
     """
 
     name: str
@@ -317,7 +322,7 @@ class AvroColumn:
 
     @property
     def bare(self) -> object:
-        """Avro type of the field in the schema for fastavro, which has no defaults and no logical types."""
+        """The field's type in the schema for fastavro, which has no defaults and no logical types."""
         if self.null_first is None:
             return self.avro
         return ["null", self.avro] if self.null_first else [self.avro, "null"]
@@ -327,10 +332,11 @@ class AvroColumn:
 class WriterRecord:
     """A parsed flat-avro schema of a registry.
 
-    ``columns``: columns of the row. ``before``: columns of the row before the change, or None if the schema
-    does not have it. ``before_name``: full name of that nested record. ``extension``: names of the TiDB
-    extension's fields. ``bare``: schema with which fastavro reads and writes the records. All are in the
-    order of the schema's fields.
+    ``name`` and ``namespace``: the schema's. ``columns``: columns of the row. ``before``: columns of the row
+    before the change, which is a nested record, or None if the schema does not have it. ``before_name``: full
+    name of the nested record. ``extension``: names of the TiDB extension's fields. ``bare``: schema with
+    which fastavro reads and writes the records, without defaults and logical types. Columns and names are in
+    the order of the schema's fields.
     """
 
     name: str
@@ -343,7 +349,7 @@ class WriterRecord:
 
     @property
     def table(self) -> TableId:
-        """Table named by the schema's namespace and name, in which TiCDC replaced special characters."""
+        """The table, with the names in the Avro schema, in which TiCDC replaced special characters."""
         return TableId(self.namespace.rpartition(".")[2], self.name)
 
     @cached_property
@@ -352,10 +358,10 @@ class WriterRecord:
         return tuple(column.name for column in self.columns)
 
     def table_schema(self, table: TableId, keys: Iterable[str]) -> TableSchema:
-        """Returns the columns as the schema of a table. ``keys``: names of the fields in the key's schema.
+        """Returns the table schema with these columns. ``keys``: field names in the Avro schema of the key.
 
-        flat-avro does not show if a key is the primary key or another unique key. So the key columns are
-        marked as both.
+        flat-avro does not show if the key is the table's primary key or another unique key. So the key
+        columns are marked as columns of the primary key and of the handle key.
         """
         named = frozenset(keys)
         return TableSchema(table, tuple(_column(column, column.name in named) for column in self.columns))
@@ -377,7 +383,7 @@ def parse_record(text: str) -> WriterRecord:
 
     Raises:
         SchemaMismatchError: TiCDC does not write such a schema for flat-avro. If a field is the reason, the
-            error names it.
+            error's context names it.
     """
     try:
         schema = json.loads(text)
@@ -399,7 +405,9 @@ def parse_record(text: str) -> WriterRecord:
     if bare.keys() != {*head}:
         misplaced = next(field_name for field_name in head if field_name not in bare)
         raise SchemaMismatchError(
-            "The writer's schema has a field of the TiDB extension before this column.", column=misplaced
+            "The writer's schema has a field of the TiDB extension before this column, but TiCDC writes "
+            "these fields last. Check what registered the schema.",
+            column=misplaced,
         )
     in_order = {field_name: bare[field_name] for field_name in head}
     if extension:
@@ -436,7 +444,9 @@ def _fields(schema: object) -> list[dict[str, Any]]:
     if not isinstance(fields, list) or not all(
         isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field for field in fields
     ):
-        raise SchemaMismatchError("The writer's schema has a field without a name or type.")
+        raise SchemaMismatchError(
+            "The writer's schema has a field without a name or type. Is the topic flat-avro?"
+        )
     names = [field["name"] for field in fields]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -500,7 +510,9 @@ def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
         members=split_allowed(str(allowed)) if allowed is not None else None,
     )
     if row.reader == "decimal" and primitive == "bytes" and column_type.precision is None:
-        raise SchemaMismatchError("The field is a decimal in bytes, but its type has no precision.")
+        raise SchemaMismatchError(
+            "The field is a decimal in bytes, but its type has no precision. Is the topic flat-avro?"
+        )
     return column_type, primitive, row.reader
 
 
