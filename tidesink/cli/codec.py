@@ -6,8 +6,8 @@ user declared, ``decode`` warns, and decodes them as they were written.
 
 ``encode`` encodes a flat-avro line with the schemas of the line's schema ids. These schemas also determine
 the producer options. The line's ``extension`` holds what a schema lacks: the width of BIT columns; for
-canal-json the full column types (``mysqlType``); for JSON protocols the record's ``compression``. A canal-json
-line with a ``commit_ts`` is encoded with the TiDB extension unless the user sets that option.
+canal-json the full column types (``mysqlType``); for JSON protocols the record's ``compression``. A
+canal-json line with a ``commit_ts`` is encoded with the TiDB extension unless the user sets that option.
 """
 
 from __future__ import annotations

@@ -344,8 +344,8 @@ _LEFT: Final = (
     (
         "expired",
         "Kafka no longer holds all records that were applied after them, so a newer change of the same row "
-        "may have been applied. Compare the row with the source. If it differs, UPDATE the row at the source. "
-        "Then drop the letter",
+        "may have been applied. Compare the row with the source. If it differs, UPDATE the row at the "
+        "source. Then drop the letter",
     ),
     (
         "former",

@@ -269,7 +269,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """TiCDC change topics to correct tables."""
+    """Options that apply to every command of ``tidesink``."""
     terminal.set_debug(debug)
 
 

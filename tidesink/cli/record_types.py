@@ -110,7 +110,9 @@ def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
 
 
 def check_first_row(config: Config, topic: str) -> None:
-    """Check that the columns of a topic's first row have types. Does nothing if no first record is a row.
+    """Check that the column types of a topic's first row are known.
+
+    Does nothing if the first records of the topic contain no row.
 
     Raises:
         ConfigError: a column has no type, so that the table would wait; or the source database rejects the
