@@ -455,7 +455,8 @@ def _typed(name: str, value: Any, schema: TableSchema) -> Value:
     column = schema.by_name.get(name)
     if column is None:
         raise EncodeError(
-            "The table's schema does not have this column. Remove it from the line, or give a schema with it.",
+            "The table's schema does not have this column. Remove the column from the line, or give a schema "
+            "that has it.",
             table=str(schema.table),
             column=name,
         )

@@ -263,7 +263,7 @@ def found_topics(brokers: str, protocol: str) -> Topics:
 
 
 def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
-    """Return topic rules for a broker's topics, with a comment that lists the topics; None if there are none."""
+    """Return topic rules for a broker's topics, with a comment that lists the topics; None without topics."""
     own = sorted(name for name in names if not name.startswith(("__", "_")))
     if not own:
         return None

@@ -497,7 +497,7 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """Return the plans, with a ``problem`` for tables that would overwrite each other's rows at the target."""
+    """Return the plans, with a ``problem`` for tables that would overwrite each other's target rows."""
     goals, checked = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
