@@ -256,7 +256,9 @@ def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
     for table, reason in cuts["held_back"].items():
         yield f"the next cut waits for {table}: {reason}"
     # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
-    reason = "its topic is still empty" if by_position else "its snapshot runs, or ends after the cut's time"
+    reason = (
+        "its topic is still empty" if by_position else "its snapshot is unfinished, or newer than the cut"
+    )
     for table in cuts.get("excluded", ()):
         yield f"the next cut leaves out {table}: {reason}"
 

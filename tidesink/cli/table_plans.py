@@ -472,7 +472,8 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
                 config,
                 topic,
                 table,
-                "The registry has no schema for this topic yet. The producer registers it with the first row.",
+                "The registry has no schema for this topic yet. The producer registers one before the first "
+                "row.",
             )
         shape = merged_in_order(shapes, left_out=settings.projection.leaves_out)
     except (ConfigError, DecodeError, SchemaRefusedError) as error:
