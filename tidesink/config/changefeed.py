@@ -119,7 +119,9 @@ def read_changefeed(
     given = settings or {}
     named = parameters.get("protocol") or _setting(given, "sink", "protocol")
     if not named:
-        raise ConfigError("The sink URI has no protocol. Add a parameter, such as ?protocol=canal-json.")
+        raise ConfigError(
+            "The changefeed has no protocol. Add it to the sink URI, such as ?protocol=canal-json."
+        )
     if not topic:
         raise ConfigError("sink-uri names no topic. Add it after the brokers: kafka://host:port/topic?…")
     protocol = _OTHER_NAMES.get(str(named).lower(), str(named).lower())
@@ -442,9 +444,9 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
         tables = ", ".join(matcher) or "all tables"
         chosen = ", ".join(columns)
         yield (
-            f"{tables}: {setting} sends only the columns {chosen}, so the target lacks the other columns, "
-            "but `tidesink diff` and a resync read them from the database. List the sent columns under "
-            "tables, as columns: [...]"
+            f"{tables}: {setting} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, "
+            "which `tidesink diff` and a resync read from the database. List the sent columns under tables, "
+            "as columns: [...]"
         )
         selected = _column_filter(columns)
         covered = TableFilter.parse(matcher, case_sensitive=case_sensitive)

@@ -65,7 +65,7 @@ def database_problems(config: Config) -> Iterator[Problem]:
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(section.own.snapshot not in (None, "never") for section in sections)
     if source.database is not None and source.upstream_url is not None:
-        yield Problem("source.upstream-url", "has no effect, because source.database is set too", "remove it")
+        yield Problem("source.upstream-url", "is not needed, because source.database is set", "remove it")
     if source.database is None and snapshots:
         yield Problem(
             "source.database",

@@ -102,7 +102,7 @@ def _names_tables(template: str) -> str:
 
 
 CatalogName = Annotated[str, AfterValidator(_names_tables)]
-"""A table's name in a catalog, with the placeholders {schema} and {table}."""
+"""A template for names of tables in a catalog, with the placeholders {schema} and {table}."""
 
 
 def _no_session_catalog(name: str) -> str:
@@ -554,7 +554,7 @@ class DeltaSettings(LakeSettings):
 
 
 def _type_of(settings: Any) -> str | None:
-    """Return the ``type`` of target settings; Delta if it is not set, None if the value has no settings."""
+    """Return the ``type`` of target settings; Delta if it is not set, None if the value is not a section."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
     named = getattr(settings, "type", named)
     return named if isinstance(named, str) else None
