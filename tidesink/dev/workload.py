@@ -130,7 +130,7 @@ class RecordSender:
     """Sends records to Kafka with an idempotent producer, in order and at a chosen rate."""
 
     def __init__(self, brokers: str, *, rate: float | None, by_topic: dict[str, int]) -> None:
-        """``rate``: records per second, or None for no limit. ``by_topic``: counts that sent records increase."""
+        """``rate``: records per second, or None for no limit. ``by_topic``: counts of sent records."""
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
