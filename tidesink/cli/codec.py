@@ -397,7 +397,7 @@ def encode(
             f"{unsent} lines were skipped: with these options {found.protocol} has no record for such events"
         )
     if refused:
-        warn(f"lines that cannot be written as {found.protocol}: {refused}. All other lines were written")
+        warn(f"{refused} lines cannot be written as {found.protocol}. All other lines were written")
         raise typer.Exit(terminal.FAILED)
 
 

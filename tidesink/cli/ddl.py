@@ -75,7 +75,7 @@ _WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 @dataclass(frozen=True)
 class TableChange:
-    """A schema change of a table, which waits for a decision or has one.
+    """A schema change of a table: one that waits for a decision, or one that was decided.
 
     change: The change as a JSON object, as stored in the table's status.
     policy: The decision (apply or ignore), or None if there is none yet.

@@ -83,7 +83,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition.
 
-    Each line also shows the times and the offsets of the first and the last of these letters.
+    Each line shows one count, and the times and the offsets of the first and the last of its letters.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -113,8 +113,8 @@ def show(
     """Show one dead letter.
 
     The output has the error, the record's bytes, the result of decoding them with the present config, and the
-    next steps. Without a place it lists the places of the table's newest 20 letters. The exit code is 1 if no
-    letter is stored at the place.
+    next steps. Without a place (partition and offset) it lists the places of the table's newest 20 letters.
+    The exit code is 1 if no letter is stored at the place.
     """
     settings = chosen_config(None, config)
     if place is None:
@@ -130,7 +130,7 @@ def show(
     for name in ("key", "value"):
         for line in bytes_lines(name, row[name]):
             typer.echo(line)
-    typer.echo("today:")
+    typer.echo("decoded with the present config:")
     for event in decoded:
         for text in human_lines(event):
             console().print(f"  {text}")

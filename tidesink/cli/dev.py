@@ -182,8 +182,8 @@ def demo(
         int | None,
         typer.Option(
             min=1,
-            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 and more "
-            "while the load runs.",
+            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 (more if "
+            "the load takes longer).",
         ),
     ] = None,
     rows: Annotated[

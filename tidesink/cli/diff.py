@@ -219,7 +219,7 @@ def _topics(config: Config) -> dict[TableId, str | None]:
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a line of progress on stderr. On a terminal it replaces the line before."""
+    """Yield a function that shows a line of progress on stderr. On a terminal, it replaces the last line."""
     screen = Console(stderr=True)
     if not sys.stderr.isatty() or screen.is_dumb_terminal:
         yield note

@@ -215,8 +215,8 @@ def rewind(
     """Make a table read its topic again from an earlier offset.
 
     The worker begins at the table's next turn, and reads the topic again up to the applied offset. Until it
-    is there, rows may have earlier values. The command fails if the rewind would lose or duplicate rows, or
-    leave outdated rows behind.
+    has reached this offset, rows may have earlier values. The command fails if the rewind would lose or
+    duplicate rows, or leave outdated rows in the target.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back

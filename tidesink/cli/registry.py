@@ -171,7 +171,7 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[
 
 
 def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
-    """Read the level and the versions of subjects, in order. Warns of subjects that cannot be read.
+    """Read the compatibility level and the versions of subjects, in order. Warns of unreadable subjects.
 
     Raises:
         RegistryUnavailableError: the registry does not answer.
@@ -417,7 +417,10 @@ def check(
 
 @contextmanager
 def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
-    """Open the registry to check against. With ``--previous`` it only holds the earlier tables' schemas."""
+    """Open the registry to check against.
+
+    With ``--previous``, this is a registry in memory that only holds the schemas of the earlier tables.
+    """
     if request.previous is None:
         with opened(place) as session:
             yield session

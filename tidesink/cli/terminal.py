@@ -151,10 +151,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEXT = {
-    "fix": "Correct this and run it again.",
-    "retry": "This may be temporary. Run it again later.",
+    "fix": "Correct this and run the command again.",
+    "retry": "This may be temporary. Run the command again later.",
     "reject": "Only this record is affected.",
-    "stop": "This table stops here until you have checked it.",
+    "stop": "This table stops here until you have fixed the cause.",
     "re-read progress": "Run the command again. It first reads the progress from the target.",
 }
 

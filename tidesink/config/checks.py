@@ -61,7 +61,7 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
 
 
 def database_problems(config: Config) -> Iterator[Problem]:
-    """Yield problems of ``source.database``: it is set twice, or missing although snapshots need it."""
+    """Yield problems of ``source.database``: it is missing, or ``source.upstream-url`` is set too."""
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(section.own.snapshot not in (None, "never") for section in sections)
     if source.database is not None and source.upstream_url is not None:
@@ -175,7 +175,7 @@ def cut_problems(config: Config) -> Iterator[Problem]:
 # Settings that cuts of a Debezium connector's topics do not support: setting, value, reason.
 _NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
     ("mode", "history", "mode history needs the commit_ts of each change, which connectors do not send"),
-    ("sequence_by", "source", "source needs the commit_ts of each change, which connectors do not send"),
+    ("sequence_by", "source", "this order needs the commit_ts of each change, which connectors do not send"),
 )
 
 
@@ -215,11 +215,11 @@ def _offsets_topic(config: Config) -> Iterator[Problem]:
 # gathers the last change of each key.
 _NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
     ("mode", "history", "mode history stores every version of a row, but a cut only writes the last version"),
-    ("deletes", "soft", "soft keeps the values of deleted rows, but a cut does not write them"),
+    ("deletes", "soft", "soft deletes keep the values of deleted rows, but a cut does not write them"),
     (
         "sequence_by",
         "source",
-        "source forgets old deletes by the table's time, which is that of the last cut",
+        "this order forgets deletes by the table's time, which is that of the last cut",
     ),
     ("ignore_null_updates", True, "needs the stored values of a row, which are only written at the next cut"),
 )
@@ -269,7 +269,7 @@ def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]
     for name, text in (("to", route.to), ("shard", route.shard or "")):
         for group in sorted(references(text)):
             if group > route.groups:
-                reason = f"names group ${group}, but {route.match!r} has {route.groups}"
+                reason = f"names group ${group}, but {route.match!r} has {route.groups} groups"
                 yield name, reason, "in match, put the part of the expression that you mean into ( )"
     if route.shard_column is None and route.shard is not None:
         yield "shard", "has no effect without shard-column", "set shard-column, or remove it"
@@ -283,7 +283,7 @@ def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]
         )
     if route.shard_column and route.shard is not None and route.merges and not references(route.shard):
         reason = "is the same text for all source tables, so their rows could not be distinguished"
-        yield "shard", reason, "use a group of match in it, as in $1, or remove it"
+        yield "shard", reason, "use a group of match in shard, as in $1, or remove shard"
     if earlier and (route.shard_column is None or earlier.shard_column != route.shard_column):
         columns = f"{earlier.shard_column or '(none)'} and {route.shard_column or '(none)'}"
         reason = f"two routes to {route.to} have different shard columns: {columns}"

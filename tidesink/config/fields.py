@@ -417,7 +417,7 @@ _FORMS: dict[str, str] = {
     "model_type": "give a section of settings (name: value)",
     "model_attributes_type": "give a section of settings (name: value)",
     "union_tag_not_found": "give a section of settings (name: value), with a type",
-    "too_short": "give at least {min_length}",
+    "too_short": "give at least {min_length} of them",
 }
 _REMEDIES: dict[str, tuple[str, str]] = {
     "missing": ("required", "add it"),
@@ -429,7 +429,7 @@ _REMEDIES: dict[str, tuple[str, str]] = {
     **{kind: ("{shown} is not a valid number", remedy) for kind, remedy in _NUMBERS.items()},
     **{kind: ("{shown} has the wrong form", remedy) for kind, remedy in _FORMS.items()},
 }
-_ANY_REMEDY: Final = ("{shown} has the wrong form", "see tidesink init for an example")
+_ANY_REMEDY: Final = ("{shown} has the wrong form", "run tidesink init to write an example")
 
 
 def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple[str, str]:

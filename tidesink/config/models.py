@@ -116,7 +116,7 @@ class Route(Model):
         return not references(self.to) >= set(range(1, self.groups + 1))
 
     def fits(self, table: TableId) -> re.Match[str] | None:
-        """Return the match of ``match`` with a table's name, or None."""
+        """Return the match of the regular expression with a table's name, or None if it does not match."""
         return re.compile(self.match, re.IGNORECASE).fullmatch(str(table))
 
 
@@ -616,7 +616,7 @@ class Config(Model):
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Topics that the config names without a rule. They must exist."""
+        """Topics that the config gives by name, not by a rule with placeholders. They must exist."""
         named = [rule.text for rule in self.source.rules if rule.is_fixed]
         return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
 
@@ -699,7 +699,7 @@ def keeps_bad_records(config: Config) -> bool:
 
 
 def carries_ddl(source: SourceSettings) -> bool:
-    """Returns True if the topics may hold DDL events, which are stored."""
+    """Returns True if the topics may hold DDL events, which the worker stores in the state store."""
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 

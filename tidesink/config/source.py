@@ -533,9 +533,9 @@ class SourceSettings(Model):
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
-    """TiCDC: `precise` or `string`. flat-avro only."""
+    """TiCDC: how decimals are written, `precise` or `string`. flat-avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
-    """TiCDC: `long` or `string`. flat-avro only."""
+    """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. flat-avro only."""
     avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
     """TiCDC: flat-avro topics carry DDL and watermark events. Requires `enable-tidb-extension`."""
     avro_include_before_value: bool = CodecOptions.avro_include_before_value

@@ -153,7 +153,7 @@ def needs_positions(config: Config, settings: TableConfig) -> bool:
 
 
 def may_load_quiet_tables(config: Config) -> bool:
-    """Return True if the pipeline can load tables without records in Kafka from the source database."""
+    """Return True if the pipeline can load tables from the source database that have no records in Kafka."""
     return config.source.protocol == "canal-json" and config.source.database is not None
 
 
@@ -411,7 +411,7 @@ def _schema_changes(section: Section) -> Iterator[Problem]:
             "has no effect in mode append: stored rows never change, and a renamed column is a new column"
         )
     elif "rows" not in target.features:
-        reason = f"has no effect: a target of type {target.type} sends each row with the row's own columns"
+        reason = f"has no effect: a {target.type} target sends each row with the columns that the row has"
     else:
         kinds = unreported_kinds(source)
         reason = f"has no effect: {source.protocol} does not report such a change with certainty"
@@ -473,9 +473,9 @@ def unreported_changes(config: Config) -> Iterator[str]:
     """Yield warnings about schema changes that the source does not report or the target does not support."""
     if "rows" not in config.target.features:
         yield (
-            f"a target of type {config.target.type} sends each row with the row's own columns. Columns that "
-            "are dropped or renamed at the source are dropped or renamed in the messages, and no message can "
-            "express that a table was emptied"
+            f"a target of type {config.target.type} sends each row with the columns that the row has. "
+            "Columns that are dropped or renamed at the source are dropped or renamed in the messages, and "
+            "no message can express that a table was emptied"
         )
     elif unknown := unreported_kinds(config.source):
         what = "dropped, renamed or narrowed, or a table dropped or renamed"

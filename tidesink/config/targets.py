@@ -355,9 +355,9 @@ class KafkaSettings(TargetModel):
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: messages have `_tidb` fields. Requires a source whose records have a commit_ts."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
-    """TiCDC: `precise` or `string`. Avro only."""
+    """TiCDC: how decimals are written, `precise` or `string`. Avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
-    """TiCDC: `long` or `string`. Avro only."""
+    """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. Avro only."""
     content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression

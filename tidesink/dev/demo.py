@@ -188,7 +188,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
 
 
 def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) -> Path:
-    """Writes the demo's config and returns its path. Column types come from the topics instead."""
+    """Writes the demo's config and returns its path. It has no column types: they come from the topics."""
     source: dict[str, object] = {
         "brokers": addresses.brokers,
         "protocol": options.protocol,
