@@ -63,7 +63,7 @@ def diff(
         typer.Option("--resume", help="Continue an interrupted comparison from its --report."),
     ] = False,
     lag: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a change in the source has reached its topic.")
+        float, typer.Option(min=0, help="Seconds in which a change in the source reaches its topic.")
     ] = 10.0,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until changes of differing rows are applied.")

@@ -90,7 +90,7 @@ class Report:
         self.found = diffs
 
     def finish(self) -> None:
-        """Remove the progress file: all tables are compared."""
+        """Remove the progress file, after all tables were compared."""
         if self._progress is not None:
             with _writing():
                 self._progress.unlink(missing_ok=True)

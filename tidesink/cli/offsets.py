@@ -207,7 +207,8 @@ def rewind(
     to_beginning: Annotated[
         bool,
         typer.Option(
-            "--to-beginning", help="Read all records again, from the table's first offset that Kafka holds."
+            "--to-beginning",
+            help="Read all records again, from the table's first one that Kafka still holds.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,

@@ -181,7 +181,7 @@ SinkUri = Annotated[
         "--sink-uri",
         envvar="TIDESINK_SINK_URI",
         show_envvar=False,
-        help="The changefeed's sink URI. TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
+        help="The changefeed's sink URI. Set TIDESINK_SINK_URI to keep it out of the shell's history.",
     ),
 ]
 ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
@@ -266,7 +266,7 @@ def init(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder of `tidesink dev up`, whose servers the config will name."),
+        typer.Option("--dir", help="Folder in which `tidesink dev up` started the servers that are used."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     output: Output = OutputFormat.TEXT,

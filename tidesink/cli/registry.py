@@ -353,7 +353,7 @@ class Request(NamedTuple):
         return codec_options(self.given, config.source.codec_options() if config else None)
 
     def candidates(self, config: Config | None) -> Candidates:
-        """Return the schemas of the tables that the command line or the config defines.
+        """Return the schemas that TiCDC would register for the tables of the command line or the config.
 
         Raises:
             ConfigError: no tables are given, or their definitions cannot be read.

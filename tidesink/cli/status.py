@@ -349,7 +349,10 @@ class Lag(NamedTuple):
 
 
 def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
-    """Return a table's lag. ``now`` is in seconds since 1970."""
+    """Return a table's lag: the records that are not applied, and the seconds that the table is behind.
+
+    ``now``: the present time in seconds since 1970; by default that of the clock.
+    """
     records = entry.details.get("lag")
     if not records:
         return Lag(records, None if records is None else 0.0)
@@ -709,7 +712,7 @@ def change_words(change: Mapping[str, Any]) -> str:
 def _prospect(change: dict[str, Any], control: TableControl) -> str:
     if change["digest"] in control.accepted:
         return f"decided ({control.accepted[change['digest']]})"
-    return "not decided. The table stays paused unless the change no longer waits. Decide with tidesink ddl"
+    return "not decided. The table continues only if the change was undone. Otherwise use tidesink ddl"
 
 
 def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:

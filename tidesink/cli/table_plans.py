@@ -379,7 +379,7 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
 
 
 def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, with the snapshot's size for each table that will begin with a snapshot.
+    """Yield the plans. Adds the snapshot's size to plans of tables that will begin with a snapshot.
 
     Raises:
         ConfigError: the source database rejects the user.
@@ -587,7 +587,7 @@ _SEVERAL: Final = (
     "The topic holds rows of several tables ({}), and their keys do not distinguish the tables. If a "
     "transform (ByLogicalTableRouter) merges the tables into this topic, set key.enforce.uniqueness=true and "
     "keep the field that it adds ({}) among the keys. Or write each table to its own topic, and merge the "
-    "tables with route and shard-column. Tables with equal names in Kafka need topic names of their own."
+    "tables with route and shard-column. If tables have equal names in Kafka, give each its own topic name."
 )
 
 

@@ -534,7 +534,7 @@ def _filter(feed: Changefeed) -> TableFilter:
 
 
 def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
-    """Return the one table whose changes a dispatcher sends to a fixed topic.
+    """Return the one table whose changes a dispatcher sends to a fixed topic, as a tuple.
 
     Empty if the changefeed's filter excludes all tables of the dispatcher.
 
@@ -644,6 +644,6 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
     for name, location in places.items():
         if path := setting(name):
             notes.append(
-                f"{location}: {path} is a path on TiCDC's host. Copy the file to it here, or change the path"
+                f"{location}: {path} is a path on TiCDC's host. Copy the file to this host, and set its path"
             )
             yield location, path

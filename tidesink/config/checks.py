@@ -219,7 +219,7 @@ _NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
     (
         "sequence_by",
         "source",
-        "this order forgets deletes by the table's time, which is that of the last cut",
+        "with this order, deletes are forgotten by the table's time, which only changes at a cut",
     ),
     ("ignore_null_updates", True, "needs the stored values of a row, which are only written at the next cut"),
 )

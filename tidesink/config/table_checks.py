@@ -363,7 +363,7 @@ def _merged(settings: TableConfig, prefix: str) -> Iterator[Problem]:
 def _clashes(
     prefix: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
 ) -> Iterator[Problem]:
-    """Yield problems of ``filter`` and ``ignore_null_updates`` that contradict a table's mode or order."""
+    """Yield problems of ``filter`` and ``ignore_null_updates`` if they contradict a table's mode or order."""
     if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
         yield Problem(
             f"{prefix}.filter",

@@ -252,7 +252,7 @@ class SqlTls(Model):
 
 
 class SqlSettings(TargetModel):
-    """Settings of all SQL databases."""
+    """Settings that all targets in SQL databases have."""
 
     default_port: ClassVar[int]
 
