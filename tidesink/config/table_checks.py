@@ -158,9 +158,9 @@ def may_load_quiet_tables(config: Config) -> bool:
 
 
 def topic_without_records(config: Config, table: TableId) -> str | None:
-    """Return the topic that the topic rules give to a table without records in Kafka.
+    """Return the topic that the topic rules name for a table without records in Kafka.
 
-    Returns None if the rules give several topics, or if the pipeline cannot load tables without records.
+    Returns None if the rules name several topics, or if the pipeline cannot load tables without records.
     """
     if not may_load_quiet_tables(config):
         return None
