@@ -153,10 +153,10 @@ def test_options_that_the_bytes_contradict_are_a_warning(schemas: str, spelling:
     assert result.exit_code == 0
     assert lines(result)[0]["after"]["d"] == "-0.0001"
     assert result.stderr.splitlines() == [
-        "warning: enable-tidb-extension is declared as true, but records were written with false. They are "
-        "decoded as they were written",
+        "warning: enable-tidb-extension is declared as true, but records were written with false. "
+        "These records are decoded as they were written",
         "warning: avro-decimal-handling-mode is declared as string, but records were written with precise. "
-        "They are decoded as they were written",
+        "These records are decoded as they were written",
     ]
 
 
@@ -222,5 +222,5 @@ def test_a_schemas_file_of_another_form(tmp_path: Path, text: str, words: str) -
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
     assert f"--schemas {file}, {words}" in said
-    assert 'Give JSON Lines, one schema a line: {"id": 1, "schema": …}' in said
+    assert 'Give JSON Lines with one schema per line: {"id": 1, "schema": …}' in said
     assert "`tidesink registry export` writes such a file" in said

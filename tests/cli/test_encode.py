@@ -119,7 +119,7 @@ def test_a_line_that_cannot_be_written_does_not_stop_the_others() -> None:
     assert [one["offset"] for one in lines(result)] == [1, 3]
     assert "'x' is not a valid int" in result.stderr
     assert "line=2" in result.stderr
-    assert "lines that cannot be written as canal-json: 1. All other lines were written" in result.stderr
+    assert "1 lines cannot be written as canal-json. All other lines were written" in result.stderr
 
 
 def test_a_record_is_written_whole_or_not_at_all() -> None:

@@ -48,13 +48,13 @@ def test_the_lines_are_right_before_they_are_made_wrong(line: dict[str, Any]) ->
         ({**ROW, "position": {**PLACE, "offset": -1}}, "must not be negative"),
         ({**ROW, "position": [1]}, "position must be an object, not [1]"),
         ({**ERROR, "position": {**PLACE, "topic": None}}, "position.topic must be a text"),
-        ({**ERROR, "position": None}, "position is missing. It has topic, partition and offset"),
+        ({**ERROR, "position": None}, "position is missing. Give an object with topic, partition and offset"),
         ({**ERROR, "value_b64": "A!Q=I="}, "value_b64 is not base64"),
         ({**ERROR, "value_b64": "ä"}, "value_b64 is not base64"),
         ({**ERROR, "key_b64": 7}, "key_b64 is not base64"),
         (
             {**ROW, "table": {**ROW["table"], "zzz": 1}},
-            "table.zzz is unknown. A table only has schema and name",
+            "table.zzz is unknown. Remove it: a table only has schema and name",
         ),
         ({**ROW, "table": None}, "table must be an object, not None"),
         ({**ROW, "table": {"schema": "a"}}, "table.name is missing"),
@@ -92,7 +92,8 @@ def test_offsets_that_are_gone_are_told_at_once() -> None:
     from tidesink.cli.sources import gone_before, parse_start
 
     assert gone_before(parse_start("5"), {1: 9, 0: 7}) == (
-        "--from 5: the broker has removed earlier records. It holds partition 0 from 7, partition 1 from 9"
+        "--from 5: the broker no longer holds all records from there on. It holds partition 0 from 7, "
+        "partition 1 from 9"
     )
 
 

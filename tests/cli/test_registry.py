@@ -50,7 +50,8 @@ def registered(server: Server, file: str) -> None:
 
 
 def test_an_empty_registry_is_said_to_be(server: Server) -> None:
-    assert reported("list", *at(server)) == "the registry holds no subjects; its level is NONE"
+    shown = reported("list", *at(server))
+    assert shown == "the registry holds no subjects; its compatibility level is NONE"
     assert said("list", *at(server))["subjects"] == []
 
 
@@ -86,7 +87,7 @@ def test_what_is_not_there_is_said(server: Server) -> None:
     assert "does not have this subject" in reported("show", "none-value", *at(server), code=1)
     assert "No subject matches 'x*'" in reported("list", "x*", *at(server), code=1)
     assert "give a number, or latest" in reported("show", "none-value", "first", *at(server), code=2)
-    assert "An id is a number" in reported("show", "id:x", *at(server), code=2)
+    assert "Give a schema id as a number" in reported("show", "id:x", *at(server), code=2)
     assert "does not have this schema id" in reported("show", "id:9", *at(server), code=1)
 
 

@@ -103,7 +103,7 @@ def test_mutual_tls_with_an_authority_of_ones_own(serve: Serve, settings: Any, t
             "the environment variable NO_SUCH_VARIABLE is not set",
         ),
         ("url: http://h\ntls: {ca: gone.pem}", "the file does not exist"),
-        ("- a", "is not a mapping of settings"),
+        ("- a", "is not a section of settings"),
         ("url: [", "is not YAML"),
     ],
 )

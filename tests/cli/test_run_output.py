@@ -83,7 +83,7 @@ def test_the_report_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert (refused["event"], refused["error"], refused["next"]) == (
         "a setting is wrong",
         "ConfigError",
-        "Correct this and run it again.",
+        "Correct this and run the command again.",
     )
     assert "topics" in refused["where"]
 

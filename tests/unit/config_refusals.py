@@ -23,14 +23,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts without watermarks",
         changed(CANAL_JSON, cuts={}),
         "cuts",
-        "need watermarks, which the topics do not have",
+        "need watermarks in the topics, which these settings do not provide",
         "enable-tidb-extension: true",
     ),
     (
         "cuts of flat-avro without watermarks",
         changed(FLAT_AVRO, source__enable_tidb_extension=True, cuts={"every": "1m"}),
         "cuts",
-        "need watermarks, which the topics do not have",
+        "need watermarks in the topics, which these settings do not provide",
         "avro-enable-watermark: true",
     ),
     (
@@ -72,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts and a log of changes",
         changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={}, defaults={"mode": "append"}),
         "defaults.mode",
-        "records around a cut are read twice",
+        "records near a cut are read twice",
         "mode: upsert or history",
     ),
     (
@@ -203,7 +203,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         ),
         "source.claim-check-storage-uri",
         "required with large-message-handle-option claim-check",
-        "or a directory that holds the same files",
+        "or to a directory with the same files",
     ),
     (
         "large-message option",
@@ -291,7 +291,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
             tables=[{"name": "a.b", "topic": "one"}, {"name": "a.c", "topic": "one"}],
         ),
         "tables",
-        "a fixed topic has exactly one table",
+        "by name has exactly one table",
         "its own topic",
     ),
     (
@@ -573,14 +573,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "an @ in the password of the database",
         changed(CANAL_JSON, source__upstream_url="mysql+pymysql://u:S3@S3CRET@tidb:4000/db"),
         "source.upstream-url",
-        "has an @ in its password",
+        "has an @ in the password",
         "%40",
     ),
     (
         "an @ and more in the password of the state",
         changed(FLAT_AVRO, state="postgresql://u@d:S3@S3CRET/?@h/db"),
         "state",
-        "has an @ in its password",
+        "has an @ in the password",
         "%40",
     ),
     (

@@ -62,8 +62,8 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts of a connector without its offsets",
         changed(CONNECTOR, cuts={}),
         "cuts",
-        "need watermarks, which the topics do not have",
-        "source.debezium.offsets-topic and connector-name",
+        "need watermarks in the topics, which these settings do not provide",
+        "set offsets-topic and connector-name under source.debezium",
     ),
     (
         "cuts of a connector and its DDL",
@@ -81,9 +81,9 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
             "remove",
         )
         for name, value, reason in (
-            ("mode", "history", "needs a commit_ts in each change"),
-            ("sequence_by", "source", "needs a commit_ts in each change"),
-            ("snapshot", "initial", "reads rows as of now"),
+            ("mode", "history", "needs the commit_ts of each change"),
+            ("sequence_by", "source", "needs the commit_ts of each change"),
+            ("snapshot", "initial", "a snapshot reads the present rows"),
         )
     ),
 ]

@@ -37,7 +37,7 @@ class Case(NamedTuple):
         Case(f"{CANAL}&output-row-key=maybe", "", "true or false", "new"),
         Case("kafka://k:9092/t?protocol=avro", "", "Add schema-registry="),
         Case("kafka://k:9092/t?protocol=avro", GLUE, r"not AWS Glue"),
-        Case("kafka://k:9092/t", "", "protocol is missing"),
+        Case("kafka://k:9092/t", "", "The changefeed has no protocol"),
         Case("kafka://k:9092/t?protocol=debezum", "", "did you mean debezium-"),
         Case(AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='{table}'}]", "one subject"),
         Case(
@@ -174,8 +174,8 @@ def _notes(toml: str, *tables: str) -> str:
         r"shop\.y: .*key as a delete and an insert.*update-new-value-expr may leave.*keeps the old row",
         r"shop\.z: .*key as a delete and an insert.*update-old-value-expr may leave.*keeps the old row",
         r"shop\.w: .*tidesink does not know .*ignore-inserts",
-        r"shop\.v: .*sends only the columns uk, a: the target will differ.*tables: columns",
-        r"shop\.v: if .*leaves out a column of the primary key, .*keys: \[uk\]",
+        r"shop\.v: .*sends only the columns uk, a: the target will differ.*tables, as columns",
+        r"shop\.v: if .*leaves out a column of the primary key: .*keys: \[uk\]",
         "ignore-txn-start-ts leaves out 2 whole transactions",
     ],
 )

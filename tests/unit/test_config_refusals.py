@@ -65,8 +65,8 @@ _BILLION = "a0: &a0 [1, 1]\n" + "".join(
     [
         ("pipeline: [", "is not YAML in line 1"),
         ("pipeline: a\npipeline: b", "pipeline is given twice"),
-        ("", "is not a mapping of settings"),
-        ("- a", "is not a mapping of settings"),
+        ("", "is not a section of settings"),
+        ("- a", "is not a section of settings"),
         ("a: \x07b", "character 4 has the code 7, which is not allowed"),
         ("a: 2020-13-45", "line 1, column 4: the value looks like a date or a number"),
         ("a: !!timestamp 3", "looks like a date or a number but is not valid: put it in quotes"),

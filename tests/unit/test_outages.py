@@ -157,7 +157,7 @@ def test_a_step_that_is_tried_again_shows_in_the_status(shop: _Shop, error: Tide
     assert "shop.orders: since: 2027-01-15 08:00:" in lines
     assert "shop.orders: next: the worker tries again by itself, " in lines
     assert "shop.orders: lag: 6 records are not applied, " in lines
-    assert "since the Kafka timestamp of the oldest one" in lines
+    assert "since the Kafka timestamp of the oldest of them" in lines
     (table,) = found[0]["tables"]
     assert (table["state"], table["lag"]["records"], table["lag"]["of"]) == ("IDLE", 6, "kafka")
     assert table["failure"]["error"] == table["error"] == f"{type(error).__name__}: {error}"
@@ -279,10 +279,10 @@ def test_a_worker_that_is_stopped_before_a_table_opens_knows_how_far_it_was(
 
 def test_the_lag_of_tables_without_a_worker_is_as_of_then(shop: _Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"lag": 3}))
-    way = f"`tidesink offsets show --config {shop.file}` reads it from Kafka"
-    assert f"\nlag: as of each table's last update. {way}\n" in shop.asked().stdout
+    way = f"`tidesink offsets show --config {shop.file}` shows the present lag"
+    assert f"\nlag: these numbers are from each table's last update. {way}\n" in shop.asked().stdout
     Heartbeat(shop.store, "shop", failures=Failures()).beat()
-    assert "as of each table" not in shop.asked().stdout
+    assert "these numbers are from each table" not in shop.asked().stdout
 
 
 def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:

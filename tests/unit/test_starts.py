@@ -95,7 +95,7 @@ def test_what_is_no_start_is_refused_under_defaults(start: Any) -> None:
 
 def test_offsets_are_of_one_table() -> None:
     found = wrong(changed(FLAT_AVRO, tables=[{"match": "shop.*", "start": {0: 5}}]))
-    assert found["tables[0].start"].remedy == "use name instead of match, or a time"
+    assert found["tables[0].start"].remedy == "use name instead of match, or give a time as the start"
 
 
 def _start(store: SqlStateStore, start: Any, place: str = "here") -> Start:

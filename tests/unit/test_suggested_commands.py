@@ -99,7 +99,7 @@ def test_a_config_in_place_of_a_table_is_answered_with_the_command_that_was_mean
     monkeypatch.setattr("sys.argv", ["tidesink", *command])
     result = run(*command)
     assert result.exit_code == 2
-    assert "is a config file, but the command expects names here" in result.stderr
+    assert "is a config file, but the command expects names" in result.stderr
     assert f"next:  tidesink {meant.replace('{}', repr(str(file)))}\n" in result.stderr
 
 
@@ -107,7 +107,7 @@ def test_a_table_may_be_named_like_a_config(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.yaml").write_text("pipeline: shop\n")
     result = run("resume", "shop.yaml", "-c", "other.yaml")
-    assert "expects names here" not in result.stderr
+    assert "the command expects names" not in result.stderr
 
 
 LONE_NAME: Final = re.compile(r"again under another name(?! \(docs/schema-changes\.md)")

@@ -48,4 +48,4 @@ def test_failures_stand_in_order_on_stdout(tmp_path: Path) -> None:
 
 def test_only_an_error_of_a_table_stops_a_table() -> None:
     assert "This table stops here" in error_block(TargetError("no", table="shop.a"))
-    assert "Correct this and run it again" in error_block(SourceError("no", topic="letters"))
+    assert "Correct this and run the command again" in error_block(SourceError("no", topic="letters"))

@@ -1,13 +1,13 @@
 """``tidesink decode`` and ``encode``: decode Kafka records to events, and encode decoded lines to records.
 
 As text, an event is a head line (kind, table, location in Kafka, commit time) followed by a line per column;
-a changed column shows its old and new value. ``decode`` compares the producer options that the user declared
-with the bytes, and warns if they differ. It then decodes by the bytes.
+a changed column shows its old and new value. If the records were written with other producer options than the
+user declared, ``decode`` warns, and decodes them as they were written.
 
-``encode`` writes a flat-avro line that has schema ids with exactly those schemas, and therefore with the
-producer options that the schemas were built with. The line's ``extension`` holds what the schema lacks: the
-width of BIT columns; for canal-json the full column types (``mysqlType``); for JSON protocols the record's
-``compression``. A canal-json line with a ``commit_ts`` was written with the TiDB extension.
+``encode`` encodes a flat-avro line with the schemas of the line's schema ids. These schemas also determine
+the producer options. The line's ``extension`` holds what a schema lacks: the width of BIT columns; for
+canal-json the full column types (``mysqlType``); for JSON protocols the record's ``compression``. A
+canal-json line with a ``commit_ts`` is encoded with the TiDB extension unless the user sets that option.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _REPORTED = _Reported()
 def decoded_lines(
     codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the output lines of one record: a line per event, or an error line if it cannot be decoded.
+    """Yield the output lines of one record: a line per event, or one line of type error if decoding fails.
 
     ``checked``: JSON Schema of canal-json against which the record is validated first, or None.
 
@@ -152,7 +152,7 @@ def _may_compress(codec: Codec) -> bool:
 
 
 def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
-    """Store a compressed record's compression in its lines, so that ``encode`` compresses it the same way."""
+    """Add a record's compression to its decoded lines, so that ``encode`` compresses it in the same way."""
     kind = compression_of(value or b"")
     if kind != "none":
         for line in lines:
@@ -326,12 +326,15 @@ class Observed:
                 actual = _word(others.pop())
                 yield (
                     f"{name} is declared as {_word(declared)}, but records were written with {actual}. "
-                    "They are decoded as they were written"
+                    "These records are decoded as they were written"
                 )
 
 
 def _spelling(field: dict[str, Any]) -> tuple[str, str]:
-    """Return a field's ``tidb_type`` and Avro type; for a union, those of the branch with a ``tidb_type``."""
+    """Return the ``tidb_type`` and the Avro type of a field of an Avro schema.
+
+    For a union, returns those of the branch that has ``connect.parameters``. Without them both are empty.
+    """
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     for branch in branches:
         if isinstance(branch, dict) and "connect.parameters" in branch:
@@ -350,7 +353,11 @@ _MOST_REPORTED: Final = 20
 
 
 class Encoded(NamedTuple):
-    """A decoded line and its record: None if the protocol sends none for the line, or the encoding error."""
+    """Result of encoding one decoded line.
+
+    number: Line number in the input.
+    record: The Kafka record, or the encoding error. None if the protocol sends no record for the line.
+    """
 
     number: int
     line: Line
@@ -386,9 +393,11 @@ def encode(
             write(message)
     sys.stdout.flush()
     if unsent:
-        warn(f"{unsent} lines were skipped: {found.protocol} sends no record for them under these options")
+        warn(
+            f"{unsent} lines were skipped: with these options {found.protocol} has no record for such events"
+        )
     if refused:
-        warn(f"lines that cannot be written as {found.protocol}: {refused}. All other lines were written")
+        warn(f"{refused} lines cannot be written as {found.protocol}. All other lines were written")
         raise typer.Exit(terminal.FAILED)
 
 
@@ -400,7 +409,7 @@ def _show_refusal(error: EncodeError, count: int) -> None:
 
 
 def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
-    """Encode a file of decoded lines. Yields each line with its record or its encoding error.
+    """Encode a file of decoded lines. Yields each line with its Kafka record or its encoding error.
 
     Raises:
         ConfigError: a line was not printed by ``decode -o json``; the message has its line number.
@@ -421,22 +430,24 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
 
 
 def given_bytes(line: Line) -> EncodedRecord:
-    """Return the record whose bytes an error line stores.
+    """Return the Kafka record whose bytes are stored in a line of type error.
 
     Raises:
         ConfigError: the line has no bytes, its bytes are not valid base64, or it has no position.
     """
     if "key_b64" not in line or "value_b64" not in line:
-        raise ConfigError("an error line needs key_b64 and value_b64.")
+        raise ConfigError(
+            "a line of type error needs key_b64 and value_b64. `tidesink decode -o json` writes both."
+        )
     position_of(line)
     return EncodedRecord(*(line_bytes(name, line[name]) for name in ("key_b64", "value_b64")))
 
 
 def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
-    """Yield one message per Kafka record. Events that came from the same record are joined into it again.
+    """Yield a message per Kafka record. Consecutive lines of the same record are joined into one message.
 
-    If one line of a record cannot be encoded, the record is dropped, and each of its lines yields an error.
-    A line for which the protocol sends no record yields None.
+    If one line of a record cannot be encoded, the record is not written, and each of its lines yields an
+    error. A line for which the protocol sends no record yields None.
     """
     shared: list[Encoded] = []
     for entry in lines:
@@ -471,7 +482,8 @@ def _refusal(entry: Encoded) -> EncodeError:
         return entry.record
     position = position_of(entry.line)
     return EncodeError(
-        "The line was not written, because another line of the same Kafka record cannot be encoded.",
+        "The line was not written, because another line of the same Kafka record cannot be encoded. Correct "
+        "the other line.",
         topic=position.topic,
         partition=position.partition,
         offset=position.offset,
@@ -499,10 +511,10 @@ EncodeLine = Callable[[Line], EncodedRecord | None]
 
 
 def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
-    """Return a function that encodes a decoded line to a Kafka record of the setting's protocol.
+    """Return a function that encodes a decoded line to a Kafka record of ``setting.protocol``.
 
-    The function returns None if the protocol sends no record for the line. ``register``: the function may
-    register the schemas of lines that have no schema ids.
+    The function returns None if the protocol sends no record for the line. ``register``: True if the
+    function may register schemas (from table definitions) for lines without schema ids.
 
     Raises:
         ConfigError: the protocol is debezium-avro, whose lines have no schema ids, and ``register`` is False.
@@ -512,7 +524,7 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
     if setting.protocol == "debezium-avro" and not register:
         raise ConfigError(
             f"{setting.protocol} lines have no schema ids, so the schemas of --table-definition must be "
-            "registered. Give --register."
+            "registered. Give --register to register them in the registry."
         )
     return SchemaLines(setting, register=register).encode
 
@@ -532,7 +544,7 @@ class SchemaLines:
         self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """Return the Kafka record of one decoded line, or None if the protocol sends none for it.
+        """Return the Kafka record of one decoded line, or None if the protocol sends no record for it.
 
         Raises:
             ConfigError: the line was not printed by ``decode -o json``.
@@ -555,7 +567,11 @@ class SchemaLines:
         return codec.encode(event, topic=topic)
 
     def _codec_of(self, line: Line, *, control: bool) -> Codec:
-        """Return the codec that encodes a line. Without an option, the line determines the compression."""
+        """Return the codec that encodes a line.
+
+        If the user gave no option for the compression, the codec uses the compression that the line names.
+        ``control``: True for watermarks, and for DDL in Avro, which need TiCDC's extension options.
+        """
         options = self._setting.options
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
@@ -601,7 +617,7 @@ class CanalJsonLines:
         self._codecs: dict[CodecOptions, CanalJsonCodec] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """Return the canal-json record of one decoded line, or None if canal-json sends none for it.
+        """Return the canal-json record of one decoded line, or None if canal-json has no record for it.
 
         Raises:
             ConfigError: the line was not printed by ``decode -o json``.
@@ -653,7 +669,7 @@ def _compression(extension: Mapping[str, Any]) -> Compression:
     return cast("Compression", kind)
 
 
-_NO_TYPES = "the line has no schema_id and no extension.mysqlType, and no DDL of its table precedes it"
+_NO_TYPES = "the line has no schema_id and no extension.mysqlType, and no earlier DDL line defines its table"
 
 
 def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _NO_TYPES) -> TableSchema:

@@ -1,6 +1,7 @@
 """``tidesink cut``: lists a pipeline's cuts, and shows whether the table versions of a cut can still be read.
 
-A cut records the version of each table that holds exactly the changes up to one commit_ts.
+A cut is the state of all tables as of one commit_ts: it records, for each table, the version that contains
+exactly the changes up to this commit_ts.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def list_cuts(
 def show(
     at: Annotated[
         str | None,
-        typer.Argument(help="A commit_ts or commit time (UTC); chooses the newest cut at or before it."),
+        typer.Argument(help="A commit_ts or time (UTC); shows the newest cut at or before it."),
     ] = None,
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,

@@ -75,7 +75,7 @@ _WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 @dataclass(frozen=True)
 class TableChange:
-    """A schema change of a table that waits for a decision, or that was decided.
+    """A schema change of a table: one that waits for a decision, or one that was decided.
 
     change: The change as a JSON object, as stored in the table's status.
     policy: The decision (apply or ignore), or None if there is none yet.
@@ -328,7 +328,7 @@ def _of_kind(kind: str, waiting: Iterable[TableChange]) -> list[TableChange]:
 def _of_name(
     name: str, config: Config, statuses: Collection[TableId], changes: Sequence[TableChange]
 ) -> list[TableChange]:
-    """Return the changes that ``name`` chooses by table or by digest; the list may be empty.
+    """Return those of ``changes`` that belong to the table ``name``, or whose digest begins with ``name``.
 
     Raises:
         ConfigError: ``name`` is neither a table of the pipeline nor the start of a digest, or several digests
@@ -342,7 +342,9 @@ def _of_name(
 
 
 def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
-    """Return the changes whose digest begins with ``start``: several if tables have the same change.
+    """Return the changes whose digest begins with ``start``.
+
+    Returns several changes if several tables have the same change, because its digest is then the same too.
 
     Raises:
         ConfigError: different digests begin with ``start``.
@@ -357,7 +359,9 @@ def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
 
 
 def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, output: OutputFormat) -> None:
-    """Store a decision on changes, and print them. If one change does not allow it, nothing is stored.
+    """Store the decision ``policy`` for the chosen schema changes, and print the changes.
+
+    If one of the changes does not allow this decision, nothing is stored.
 
     Raises:
         ConfigError: a change does not allow the decision.
@@ -397,8 +401,9 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
 
 
 _NO_WAY: Final = (
-    "This change can be neither approved nor rejected. Do what the reason says. The table continues once a "
-    "worker starts with the changed config, or after `tidesink resume {}` if the source was changed back."
+    "This change can be neither approved nor rejected. Do what the reason above says. If you changed the "
+    "config, restart the worker. If you undid the change at the source, run `tidesink resume {}`. The table "
+    "then continues."
 )
 
 
@@ -417,9 +422,10 @@ def _check(entry: TableChange, policy: ChangePolicy) -> None:
 def _changes(
     config: Config, statuses: Mapping[TableId, TableStatus], asked: Collection[TableId]
 ) -> list[TableChange]:
-    """Return the pending, then the decided schema changes of the ``asked`` tables; if empty, of all tables.
+    """Return the schema changes of the tables in ``asked``, or of all tables if ``asked`` is empty.
 
-    Decisions by people come before decisions by the config's policies.
+    Changes that wait come first, then changes that people decided, then those that the config's policies
+    decided.
     """
     from tidesink.sinks.batch.schema_changes import read_choices
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions

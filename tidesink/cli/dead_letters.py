@@ -83,7 +83,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition.
 
-    Each line also shows the times and the offsets of the first and the last of these letters.
+    Each line shows one count, and the times and the offsets of the first and the last of its letters.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -113,8 +113,8 @@ def show(
     """Show one dead letter.
 
     The output has the error, the record's bytes, the result of decoding them with the present config, and the
-    next steps. Without a place it lists the places of the table's newest 20 letters. The exit code is 1 if no
-    letter is stored at the place.
+    next steps. Without a place (partition and offset) it lists the places of the table's newest 20 letters.
+    The exit code is 1 if no letter is stored at the place.
     """
     settings = chosen_config(None, config)
     if place is None:
@@ -130,7 +130,7 @@ def show(
     for name in ("key", "value"):
         for line in bytes_lines(name, row[name]):
             typer.echo(line)
-    typer.echo("today:")
+    typer.echo("decoded with the present config:")
     for event in decoded:
         for text in human_lines(event):
             console().print(f"  {text}")
@@ -190,7 +190,10 @@ def _place_row(letter: Letter) -> tuple[Any, ...]:
 
 
 def letter_json(letter: Letter, known: Iterable[TableId]) -> dict[str, Any]:
-    """Return a dead letter as JSON without its bytes. ``known``: the pipeline's tables."""
+    """Return a dead letter as JSON without its bytes.
+
+    ``known``: the pipeline's tables, which show where a table's name divides into schema and table.
+    """
     from tidesink.sinks.kafka.dead_letters import moment
 
     shown = {name: value for name, value in letter._asdict().items() if name != "at"}
@@ -292,7 +295,9 @@ def _note_open(config: Config, table: str | None, groups: Callable[[], Iterable[
 
 
 def _replayable_table(config: Config, name: str) -> str:
-    """Return the full name of a table whose dead letters can be replayed. The checks need no Spark.
+    """Return the full name of the table that a user named, after checking that its letters can be replayed.
+
+    The checks do not start Spark.
 
     Raises:
         ConfigError: no table has this name, or the table's mode does not support a replay.
@@ -339,8 +344,8 @@ _LEFT: Final = (
     (
         "expired",
         "Kafka no longer holds all records that were applied after them, so a newer change of the same row "
-        "may have been applied. Compare the row with the source, write it again at the source, and drop the "
-        "letter",
+        "may have been applied. Compare the row with the source. If it differs, UPDATE the row at the "
+        "source. Then drop the letter",
     ),
     (
         "former",
@@ -350,14 +355,14 @@ _LEFT: Final = (
     ),
     (
         "unsure",
-        "a snapshot or resync read their rows from the source, maybe before and maybe after the letters' "
-        "changes. Wait until it is done, repair the rows (tidesink resync TABLE, or --key for "
-        "single rows), and run the replay again, which then removes the letters",
+        "a snapshot or resync read their rows from the source, and it is unknown whether those rows include "
+        "the letters' changes. Wait until the snapshot or resync is done. Repair the rows (tidesink resync "
+        "TABLE, or with --key for single rows). Then run the replay again, which removes the letters",
     ),
     (
         "later",
-        "their changes were committed after the time of the next cut. Run the worker until it has published "
-        "that cut, and run the replay again",
+        "their changes were committed after the time of the next cut, which must not contain them. Run the "
+        "worker until it has published that cut, and run the replay again",
     ),
 )
 
@@ -393,7 +398,10 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
-    """Decode a letter's bytes with the codec of ``config``. Returns a line per event, or one error line."""
+    """Decode a dead letter's bytes with the codec of ``config``.
+
+    Returns a decoded line per event, or one line of type error if the bytes cannot be decoded.
+    """
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
     codec_setting = setting({"config": config})
     codec = codec_setting.open_codec()
@@ -445,7 +453,7 @@ def chosen_records(
 
 
 def error_name(text: str | None) -> str | None:
-    """Return the exact name of an error class that a user gave in upper or lower case; None for None.
+    """Return the error class name that a user gave, in its exact upper and lower case; None for None.
 
     Raises:
         ConfigError: no error class has this name.
@@ -466,7 +474,7 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
 
 
 def not_stored(chosen: Chosen, store: str) -> NotKeptError:
-    """Return the error that no dead letter is stored at a place."""
+    """Return the error for a place (partition and offset) at which no dead letter is stored."""
     position = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
         f"Pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {position} in {store}. "
@@ -480,7 +488,10 @@ def moment_json(moment: datetime | None) -> str | None:
 
 
 def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
-    """Return a stored record as JSON, its bytes as base64. ``known``: the pipeline's tables."""
+    """Return a stored record as JSON, with its bytes in base64.
+
+    ``known``: the pipeline's tables, which show where a table's name divides into schema and table.
+    """
     shown = {name: value for name, value in row.items() if name not in ("key", "value")}
     parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value") if name in row}
     table = named_table(row["table"], known)._asdict()
@@ -493,7 +504,10 @@ def place_of(row: Mapping[str, Any]) -> str:
 
 
 def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
-    """Return a group of letters (one table, partition, error) as JSON. ``known``: the pipeline's tables."""
+    """Return a group of dead letters, which have the same table, partition and error, as JSON.
+
+    ``known``: the pipeline's tables, which show where a table's name divides into schema and table.
+    """
     shown = asdict(group)
     times = {name: moment_json(shown[name]) for name in ("first_time", "last_time")}
     return {
@@ -505,7 +519,7 @@ def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
 
 
 def group_row(group: RecordGroup) -> tuple[Any, ...]:
-    """Return a group of letters as cells: table, error, count, time of the first and last, and location."""
+    """Return the cells of a group of dead letters: table, error, count, first and last time, and location."""
     offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
     where = f"{group.topic}[{group.partition}]@{offsets}"
     times = shown_moment(group.first_time), shown_moment(group.last_time)

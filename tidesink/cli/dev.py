@@ -182,8 +182,8 @@ def demo(
         int | None,
         typer.Option(
             min=1,
-            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 or as "
-            "many as fit into the load.",
+            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 (more if "
+            "the load takes longer).",
         ),
     ] = None,
     rows: Annotated[
@@ -210,10 +210,10 @@ def demo(
     and checks every column of every row. The exit code is 1 if a value is wrong. The servers are stopped at
     the end.
 
-    With --snapshot the demo starts a broker and a MariaDB (from the system's package) whose rows are not in
-    Kafka. The worker loads these rows while they change, and `tidesink diff` compares the database with the
-    lake. Then the demo alters a row in the lake, and `tidesink diff` must find it; the exit code is 1 if it
-    does not.
+    With --snapshot the demo starts a broker and a MariaDB server, which must be installed. The database's
+    rows are not in Kafka. The worker loads these rows while they change, and `tidesink diff` compares the
+    database with the lake. Then the demo alters a row in the lake, and `tidesink diff` must find it; the exit
+    code is 1 if it does not.
     """
     from tidesink.dev.demo import DemoOptions
     from tidesink.dev.snapshot_demo import SnapshotDemoOptions
@@ -254,7 +254,10 @@ def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
 
 
 def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo with --snapshot and print its result. Returns True if both comparisons are as expected."""
+    """Run the demo with --snapshot and print its result.
+
+    Returns True if the first comparison found no difference, and the second one the altered row.
+    """
     from tidesink.dev.snapshot_demo import run_snapshot_demo
 
     result = run_snapshot_demo(options, say, listener=_progress(say))
@@ -278,8 +281,8 @@ def _progress(say: Say) -> ProgressLines:
 def jars(output: Output = OutputFormat.TEXT) -> None:
     """Download the jars of Spark and of every target.
 
-    A worker then starts without network access. The command also stores an archive of Spark's classes, with
-    which the JVM needs two thirds of the time to start.
+    A worker then starts without network access. The command also stores an archive of Spark's classes, which
+    shortens the start of the JVM by a third.
     """
     files = all_connector_jars(progress=note)
     archive = make_class_archive(note)
@@ -349,7 +352,7 @@ def _table_json(check: TableCheck, report: TableReport | None) -> dict[str, Any]
 
 
 def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]]:
-    """Yield each table's check with the worker's report, or None if the worker did not see the table."""
+    """Yield each table's check with the worker's report on the table, or None if there is no report."""
     reports = {str(report.table): report for report in result.run.tables}
     for check in result.checks:
         yield check, reports.get(check.table)

@@ -63,7 +63,7 @@ def diff(
         typer.Option("--resume", help="Continue an interrupted comparison from its --report."),
     ] = False,
     lag: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a change in the source has reached its topic.")
+        float, typer.Option(min=0, help="Seconds in which a change in the source reaches its topic.")
     ] = 10.0,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until changes of differing rows are applied.")
@@ -91,16 +91,16 @@ def diff(
     """Compare tables of the target with their source.
 
     The command compares row by row. It reads all rows of source.database and of the target, which both may
-    change meanwhile. With --against it compares the target with another pipeline's target, and with --at a
-    cut of a lake with TiDB as of the cut's time. A row that differs is read again until its pending changes
-    are applied. The exit code is 3 if a row differs or could not be compared for certain, and 2 if a
-    comparable table could not be compared.
+    change meanwhile. With --against it compares the target with another pipeline's target. With --at it
+    compares a cut (all tables of a lake as of one commit time) with TiDB as of that time. A row that differs
+    is read again until its pending changes are applied. The exit code is 3 if a row differs or could not be
+    compared for certain, and 2 if a comparable table could not be compared.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None
     if other is None and settings.source.database is None:
         raise ConfigError(
-            "The command compares with the rows of source.database, which is not set. Set it.",
+            "The command compares the target with source.database, which is not set. Set it in the config.",
             key="source.database",
         )
     if resume and report is None:
@@ -160,8 +160,8 @@ def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
 
     if against is not None:
         raise ConfigError(
-            "A cut is compared with the source as of its time, not with another pipeline. Give either "
-            "--at or --against.",
+            "A cut (--at) is compared with the source as of the cut's time, not with another pipeline "
+            "(--against). Give either --at or --against.",
             key="--at",
         )
     check_lake(config)
@@ -174,8 +174,8 @@ def _chosen(
 ) -> tuple[list[TableId], list[TableDiff]]:
     """Return the tables to compare and the tables that cannot be compared, with the reasons.
 
-    ``names``: the tables that the user named, or None for all tables. ``against``: the pipeline whose target
-    is compared with, or None for the source database.
+    ``names``: the tables that the user named, or None for all tables. ``against``: the other pipeline, whose
+    target is compared with this target; None to compare with the source database.
 
     Raises:
         ConfigError: a table in ``names`` is unknown or cannot be compared.
@@ -191,7 +191,7 @@ def _chosen(
         if not names and not {*tables} & {*others}:
             raise ConfigError(
                 f"No worker of {against.pipeline} has read a table of {config.pipeline}. Start its worker "
-                "(tidesink run), or name tables that it has.",
+                "(tidesink run), or name tables that both pipelines have read.",
                 key="--against",
             )
         for table in tables:
@@ -210,7 +210,7 @@ def _chosen(
 
 
 def _topics(config: Config) -> dict[TableId, str | None]:
-    """Return the topic of each table that a worker of the pipeline has read; None if it is unknown."""
+    """Return the tables that a worker of the pipeline has read, each with its topic, or None if unknown."""
     from tidesink.sinks.worker.table_copy import topic_of
 
     with worked_with(config) as store:
@@ -219,7 +219,7 @@ def _topics(config: Config) -> dict[TableId, str | None]:
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress on stderr: one changing line on a terminal, otherwise lines."""
+    """Yield a function that shows a line of progress on stderr. On a terminal, it replaces the last line."""
     screen = Console(stderr=True)
     if not sys.stderr.isatty() or screen.is_dumb_terminal:
         yield note
@@ -254,7 +254,7 @@ def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
         for line in _lines(diff, side):
             typer.echo(f"{diff.table}: {line}")
     if not tables:
-        typer.echo("no worker has read a table yet")
+        typer.echo("no worker has read a table yet. `tidesink run` starts a worker")
 
 
 def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
     if diff.unreadable:
         yield (
             f"{diff.unreadable} rows of the source cannot be compared: a value does not fit the target's "
-            "column. A snapshot of the table (tidesink snapshot start) reports the column"
+            "column. To see which column, run a snapshot of the table (tidesink snapshot start)"
         )
     for difference in diff.shown:
         key = ", ".join(f"{name}={value}" for name, value in difference.key.items())
@@ -280,7 +280,7 @@ def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
     if diff.unsettled:
         yield (
             f"{diff.unsettled} keys could not be compared for certain: they kept changing, or their changes "
-            "are not applied yet. Compare again"
+            "are not applied yet. Run the comparison again later"
         )
 
 

@@ -1,7 +1,8 @@
 """The report file of ``tidesink diff``: the differing keys as JSON Lines.
 
-While a comparison runs, a second file next to the report lists the tables that are compared, and the report's
-length after the last of them. An interrupted comparison continues from this file (``--resume``).
+While a comparison runs, a second file next to the report (the progress file) lists the tables that are
+already compared, and the length of the report after the last of these tables. With ``--resume``, an
+interrupted comparison continues from the progress file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _SUFFIX: Final = ".unfinished"
 class Report:
     """The report file of a running comparison.
 
-    ``found``: results of the tables that are compared, including those of the interrupted run.
+    ``found``: results of the tables that are already compared, including those of an interrupted run that
+    this run continues.
     """
 
     def __init__(self, path: Path, file: IO[bytes], side: Side, of: Mapping[str, Any]) -> None:
@@ -88,7 +90,7 @@ class Report:
         self.found = diffs
 
     def finish(self) -> None:
-        """Remove the progress file: all tables are compared."""
+        """Remove the progress file, after all tables were compared."""
         if self._progress is not None:
             with _writing():
                 self._progress.unlink(missing_ok=True)
@@ -105,8 +107,8 @@ def kept(
 ) -> Iterator[Report]:
     """Open the report file of a comparison.
 
-    ``of``: options that describe what is compared, as JSON; an interrupted comparison only continues with the
-    same options. ``resume``: continue the interrupted comparison.
+    ``of``: options that describe what is compared, as JSON. An interrupted comparison can only be continued
+    with the same options. ``resume``: True to continue the interrupted comparison.
 
     Raises:
         ConfigError: the file cannot be written, or there is no interrupted comparison.
@@ -133,14 +135,14 @@ def kept(
 
 
 class _NotWrittenError(Exception):
-    """The report file or its progress file cannot be written; the compared tables are not at fault."""
+    """The report file or its progress file cannot be written."""
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Raise an OSError of the report's files as ``_NotWrittenError``.
+    """Convert an OSError raised in this context to ``_NotWrittenError``.
 
-    The comparison itself may raise other OSErrors.
+    This distinguishes errors of the report's files from OSErrors of the comparison itself.
     """
     try:
         yield
@@ -165,5 +167,8 @@ def difference_json(difference: Difference, side: Side) -> dict[str, Any]:
 
 
 def named(name: str, side: Side) -> str:
-    """Return the name of a count or kind of difference, with ``source`` in it replaced by ``side``."""
+    """Return the name of a count or kind of difference, such as ``only_at_source``, for ``side``.
+
+    Replaces ``source`` in the name by ``other`` if ``side`` is the target of another pipeline.
+    """
     return name.replace("source", side)

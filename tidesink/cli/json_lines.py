@@ -8,8 +8,9 @@
 In events, integers are exact (unsigned 64-bit too). FLOAT is the shortest number that identifies its 32
 bits. Values without a JSON number (Postgres) are the text NaN, Infinity or -Infinity. DECIMAL is text at
 its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the text that the record contains.
-A line that ``decode -o json`` never writes raises a ConfigError that names the wrong member. The caller
-supplies the column types.
+
+The functions that read decoded lines raise ConfigError for a line that ``decode -o json`` never writes; the
+error names the wrong member. Their caller supplies the column types, which the lines do not contain.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from tidesink.typemap.values import json_value
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA_LINES = (
-    'JSON Lines, one schema a line: {"id": 1, "schema": …}, its id an integer (or Glue\'s UUID); '
-    "`tidesink registry export` writes such a file."
+    'JSON Lines with one schema per line: {"id": 1, "schema": …}. An id is an integer, or the UUID of an AWS '
+    "Glue schema version. `tidesink registry export` writes such a file."
 )
 
 
@@ -282,7 +283,7 @@ def _reason(error: TidesinkError) -> str:
 
 
 def error_json(error: TidesinkError, message: Message) -> dict[str, Any]:
-    """Return the JSON line of a record that cannot be decoded: the error, its remedy, and the bytes."""
+    """Return the JSON line of a record that cannot be decoded: its error, the remedy, and its bytes."""
     return {
         "type": "error",
         "error": type(error).__name__,
@@ -317,7 +318,7 @@ def member(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
 
 
 def optional(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
-    """Like ``member``, but returns None if the member is null or absent."""
+    """Return an optional member of a JSON line, or None if it is null or absent. See ``member``."""
     return None if line.get(name) is None else member(line, name, kind, inside=inside)
 
 
@@ -328,7 +329,7 @@ def position_of(line: Line) -> Position:
         ConfigError: the position is missing, or one of its members is negative or of the wrong type.
     """
     if line.get("position") is None:
-        raise ConfigError("position is missing. It has topic, partition and offset")
+        raise ConfigError("position is missing. Give an object with topic, partition and offset")
     position = member(line, "position", dict)
     index = optional(position, "index", int, inside="position.")
     topic = member(position, "topic", str, inside="position.")
@@ -343,7 +344,7 @@ def table_of(line: Line) -> TableId:
     table = member(line, "table", dict)
     unknown = sorted(set(table) - {"schema", "name"})
     if unknown:
-        raise ConfigError(f"table.{unknown[0]} is unknown. A table only has schema and name")
+        raise ConfigError(f"table.{unknown[0]} is unknown. Remove it: a table only has schema and name")
     return TableId(member(table, "schema", str, inside="table."), member(table, "name", str, inside="table."))
 
 
@@ -453,7 +454,12 @@ def _parsed_row(row: Mapping[str, Any] | None, schema: TableSchema) -> Row | Non
 def _typed(name: str, value: Any, schema: TableSchema) -> Value:
     column = schema.by_name.get(name)
     if column is None:
-        raise EncodeError("The table's schema has no such column.", table=str(schema.table), column=name)
+        raise EncodeError(
+            "The table's schema does not have this column. Remove the column from the line, or give a schema "
+            "that has it.",
+            table=str(schema.table),
+            column=name,
+        )
     if value is None:
         return None
     read = _READERS.get(row_of(column.type).reader, _as_is)

@@ -142,8 +142,8 @@ def _with_spark_conf(config: Config, more: Mapping[str, str]) -> Config:
 def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractContextManager[Listener]:
     """Return the listener that shows a run's progress on stderr.
 
-    With ``log: json`` it logs events. On a terminal, a run that ends by itself has progress bars. All other
-    runs print a line per step.
+    With ``--log json`` the listener logs events. On a terminal, a run with ``--until`` has progress bars. All
+    other runs print a line per step.
     """
     brokers = config.source.bootstrap_servers
     if log is LogFormat.JSON:
@@ -269,7 +269,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """TiCDC change topics to correct tables."""
+    """Options that apply to every command of ``tidesink``."""
     terminal.set_debug(debug)
 
 

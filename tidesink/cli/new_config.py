@@ -46,7 +46,7 @@ class Words(NamedTuple):
 
 _TICDC: Final = Words(
     "the topics of a TiCDC changefeed",
-    "Names under `source` are TiCDC's own. Copy the values from the changefeed's sink URI.",
+    "Settings under `source` have TiCDC's names. Copy their values from the changefeed's sink URI.",
     "The topic rule of the changefeed's dispatchers, or a list of topics.",
     "The changefeed's time zone. TIMESTAMP values in the topics have no zone.",
     "if neither a key record nor pkNames has them",
@@ -58,9 +58,9 @@ _FLAT_AVRO: Final = _TICDC._replace(
 )
 _DEBEZIUM: Final = Words(
     "the topics of a Debezium connector",
-    "`source` has the topics that the connector writes, and its converter.",
+    "Under `source`, give the connector's topics, and the protocol that its converter writes.",
     "The connector's topics: <topic.prefix>.<database or schema>.<table>, as a rule or as a list.",
-    "The zone of TIMESTAMP values without a zone. Connectors write a zone, so UTC is right.",
+    "The time zone of TIMESTAMP values that have none. Connectors write a zone, so keep UTC.",
     "if the records have no key",
     "server1.{schema}.{table}",
 )
@@ -126,8 +126,8 @@ _EXAMPLES: Final[Mapping[TargetType, str]] = MappingProxyType(
 
 
 _ON_S3: Final = (
-    "  # You promise that one worker, and no other program, writes here. Otherwise set a log store that\n"
-    "  # excludes other writers (docs/targets-delta.md).\n"
+    "  # With true, you promise that only one worker, and no other program, writes here. Otherwise remove\n"
+    "  # it, and set a log store that excludes other writers (docs/targets-delta.md).\n"
     "  single-writer: true\n"
 )
 
@@ -135,7 +135,7 @@ _ON_S3: Final = (
 def _delta(target: str | None) -> _Section:
     path = target or "./lake"
     is_on_s3 = scheme_of(path) in S3_SCHEMES
-    notes = ["on S3, check target.single-writer: its comment says what you promise"] if is_on_s3 else []
+    notes = ["the lake is on S3. Read the comment above target.single-writer"] if is_on_s3 else []
     table = '  table: "{schema}/{table}"\n'
     return f"  path: {_scalar(path)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
 
@@ -194,7 +194,7 @@ def _kafka(target: str | None) -> _Section:
     brokers = _host(urlsplit(target or _EXAMPLES[TargetType.KAFKA]))
     return (
         f"  brokers: {_scalar(brokers)}\n"
-        "  # If these are the same brokers: no topic that matches source.topics.\n"
+        "  # If these are the source's brokers, this rule must not match a topic of source.topics.\n"
         '  topic: "copy.{schema}.{table}"\n'
         "  protocol: canal-json     # flat-avro and debezium-avro need schema-registry\n"
     ), ()
@@ -250,7 +250,7 @@ def found_topics(brokers: str, protocol: str) -> Topics:
     from tidesink.cli.sources import topic_names
 
     rule = words_of(protocol).rule
-    is_guess = f"{rule} is an example. Write the connector's topic.prefix into source.topics"
+    is_guess = f"{rule} is an example. Replace server1 in source.topics by the connector's topic.prefix"
     is_debezium = protocol.startswith("debezium")
     guess = (is_guess,) if is_debezium else ()
     if not any(map(_answers, brokers.split(","))):
@@ -272,7 +272,10 @@ def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
         return Topics((words_of(protocol).rule,), comment)
     rules = tuple(dict.fromkeys(_rules(own)))
     if not rules:
-        note = "no topic is named PREFIX.SCHEMA.TABLE. Write the connector's topic.prefix into source.topics"
+        note = (
+            "no topic is named PREFIX.SCHEMA.TABLE. Replace server1 in source.topics by the connector's "
+            "topic.prefix"
+        )
         return Topics((_DEBEZIUM.rule,), comment, (note,))
     return Topics(rules, comment)
 

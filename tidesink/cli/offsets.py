@@ -55,7 +55,7 @@ class _Standing(NamedTuple):
 
     applied: Applied offset of each partition, or None if nothing is applied.
     found: First and end offset of each partition in Kafka, or None with a ``reason`` if they are unknown.
-    rewound: Number of the table's last rewind; 0 if it was never rewound.
+    rewound: Id of the table's last rewind, which grows with each rewind; 0 if it was never rewound.
     """
 
     table: TableId
@@ -207,7 +207,8 @@ def rewind(
     to_beginning: Annotated[
         bool,
         typer.Option(
-            "--to-beginning", help="Read all records again, from the table's first offset that Kafka holds."
+            "--to-beginning",
+            help="Read all records again, from the table's first one that Kafka still holds.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -215,8 +216,8 @@ def rewind(
     """Make a table read its topic again from an earlier offset.
 
     The worker begins at the table's next turn, and reads the topic again up to the applied offset. Until it
-    is there, rows may have earlier values. The command fails if the rewind would lose or duplicate rows, or
-    leave outdated rows behind.
+    has reached this offset, rows may have earlier values. The command fails if the rewind would lose or
+    duplicate rows, or leave outdated rows in the target.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
@@ -241,9 +242,10 @@ def rewind(
 
 
 def _starts(config: Config, store: StateStore, standing: _Standing) -> Mapping[int, int]:
-    """Return the offset in each partition at which a table began to read its topic, from the state store.
+    """Return, for each partition, the offset at which a table began to read its topic.
 
-    Empty if the table began at the beginning of the topic.
+    The offsets come from the state store. Empty if the table began at the beginning of the topic, or if the
+    topic was created again since.
     """
     from tidesink.sinks.kafka.offsets import is_other_topic
     from tidesink.sinks.worker.starts import known_start
@@ -281,7 +283,7 @@ def _show_rewind(
     terminal.echo(
         "until this is done, rows may have earlier values. `tidesink status` shows the progress"
         if steps
-        else "existing rows stay as they are, and missing rows come back"
+        else "until this is done, existing rows stay as they are, and missing rows are written again"
     )
     typer.echo(
         "a worker is alive and handles the request at its next turn"
@@ -319,9 +321,9 @@ class _Place(NamedTuple):
     def offsets(
         self, standing: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
     ) -> dict[int, int]:
-        """Return the offset of each partition to read again from.
+        """Return, for each partition, the offset from which the table reads it again.
 
-        ``starts``: offset of each partition where the table began to read the topic.
+        ``starts``: for each partition, the offset at which the table began to read the topic.
 
         Raises:
             ConfigError: the table has applied no records since the given time, or Kafka may have deleted some

@@ -27,8 +27,8 @@ def note_open(
 ) -> None:
     """Save the number of open dead letters of ``table``, or of all tables if it is None.
 
-    ``groups``: function that reads the letters from the topic. If the state store does not answer, the
-    earlier count stays, because the count is only for display.
+    ``groups``: function that reads the letters from the topic. If the state store does not answer, nothing is
+    saved and no error is raised, because the number is only for display.
     """
     try:
         # Read before the topic, so that letters written in between are counted twice rather than missed.
@@ -38,7 +38,10 @@ def note_open(
             counts[group.table] += group.count
         scope = {*written, *counts} if table is None else {table}
         entries = {name: [counts[name], written.get(name, 0)] for name in scope}
-        busy = StateStoreError("Other commands kept storing a count of dead letters.", pipeline=pipeline)
+        busy = StateStoreError(
+            "The number of open dead letters was not saved, because other commands kept changing it.",
+            pipeline=pipeline,
+        )
         change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **entries}, busy)
     except StateStoreError:
         return

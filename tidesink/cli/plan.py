@@ -181,7 +181,7 @@ SinkUri = Annotated[
         "--sink-uri",
         envvar="TIDESINK_SINK_URI",
         show_envvar=False,
-        help="The changefeed's sink URI. TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
+        help="The changefeed's sink URI. Set TIDESINK_SINK_URI to keep it out of the shell's history.",
     ),
 ]
 ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
@@ -200,7 +200,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
         ConfigError: the sink URI is missing, or the file or a setting in it cannot be read.
     """
     if sink_uri is None:
-        raise ConfigError("Give --sink-uri: it has the changefeed's brokers, topic and protocol.")
+        raise ConfigError("Give --sink-uri, which contains the changefeed's brokers, topic and protocol.")
     settings = read_toml_file(file) if file is not None else None
     return read_changefeed(sink_uri, settings, producer=producer.value)
 
@@ -266,7 +266,7 @@ def init(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder of `tidesink dev up`, whose servers the config will name."),
+        typer.Option("--dir", help="Folder in which `tidesink dev up` started the servers that are used."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     output: Output = OutputFormat.TEXT,
@@ -295,7 +295,10 @@ def init(
         text = _example(named, addresses, topics, around._replace(found=topics.comment))
     else:
         if protocol is not None or schema_registry is not None:
-            raise ConfigError("The sink URI contains the protocol and the registry. Remove the options.")
+            raise ConfigError(
+                "The sink URI contains the protocol and the registry. Remove --protocol and "
+                "--schema-registry."
+            )
         feed = changefeed_of(sink_uri, changefeed, producer)
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
@@ -326,7 +329,10 @@ def _write(file: Path, text: str) -> None:
 
 
 def _addresses(brokers: str | None, registry: str | None, directory: Path | None) -> StackAddresses:
-    """Return the addresses of the options, or those of the running local stack.
+    """Return the addresses of the broker and the registry for a new config.
+
+    They are those of the options, else those of the local stack (``tidesink dev up``) if it runs, else the
+    default addresses.
 
     Raises:
         ConfigError: no local stack runs in ``directory``.
@@ -347,14 +353,14 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
             )
         note(
             f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}, because no servers of "
-            "`tidesink dev up` run in this folder. Name them with --dir, or others with --brokers and "
-            "--schema-registry"
+            "`tidesink dev up` run in this folder. Give the folder of such servers with --dir, or other "
+            "servers with --brokers and --schema-registry"
         )
     return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
 
 
 def _stack_folders() -> list[Path]:
-    """Return the folders in which ``dev up`` may have started servers: its default, and this folder's."""
+    """Return the folders in which ``dev up`` may run servers: its default, and each folder in this folder."""
     with suppress(OSError):
         return [DIRECTORY, *sorted(folder for folder in Path().iterdir() if folder.is_dir())]
     return [DIRECTORY]
@@ -366,7 +372,7 @@ _REPORTED: Final[dict[TypesFrom, str]] = {
     "avro": "inferred from the Avro schemas, which are less precise: text may be CHAR or VARCHAR",
     "records": "from the schemas in the records",
     "database": "from the table's definition in source.database",
-    "rows": "from the type names in the rows, which have no digits, lengths or members",
+    "rows": "from the type names in the rows, which lack precisions, lengths and ENUM members",
     "nothing": "none: the records have no schemas, so columns are text",
 }
 
@@ -447,7 +453,7 @@ def plan(
 
 
 def stored_records(config: Config) -> dict[str, str]:
-    """Return where dead letters and DDL events are stored, if the pipeline may write them."""
+    """Return where dead letters and DDL events are stored, each only if the pipeline may store it."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     locations = {}
@@ -459,14 +465,14 @@ def stored_records(config: Config) -> dict[str, str]:
 
 
 class LettersTopic(NamedTuple):
-    """State of the dead letter topic. ``refused``: reason why it cannot be written to, or None."""
+    """State of the dead letter topic. ``refused``: reason why the topic cannot be written to, or None."""
 
     state: str = ""
     refused: str | None = None
 
 
 def letters_topic(config: Config) -> LettersTopic:
-    """Ask the broker for the state of the dead letter topic. Both fields are None if no topic is needed."""
+    """Ask the broker for the state of the dead letter topic. The result is empty if no topic is needed."""
     from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
@@ -478,7 +484,7 @@ def letters_topic(config: Config) -> LettersTopic:
 
 
 def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
-    """Yield each limit of the target once, with the names of the tables that it concerns."""
+    """Yield each limit of the target (what it cannot do for a table), with the names of these tables."""
     tables_of: dict[str, list[str]] = {}
     possible = [entry for entry in plans if entry.limits]
     for entry in possible:
@@ -491,7 +497,7 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """Return the plans. Tables that would overwrite each other's rows at the target get a problem."""
+    """Return the plans, with a ``problem`` for tables that would overwrite each other's target rows."""
     goals, checked = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
@@ -501,9 +507,9 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
 
 
 def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """Add the reason why Spark writes the batches of an existing lake table to the plan.
+    """Add to a plan, as a limit, why Spark has to write the batches of an existing lake table.
 
-    The reason comes from the table's status, because the plan does not connect to the target.
+    The reason comes from the table's status, because planning does not connect to the target.
     """
     from tidesink.sinks.targets.base import Limit
     from tidesink.sinks.worker.control import PLACE
@@ -526,9 +532,9 @@ _STANDS: Final = "The worker last reported that the table is {}: {}"
 
 
 def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """Add the table's start, and the reason why it is paused or failing, to the plan.
+    """Add warnings to a plan: the effect of the table's ``start``, and why the table is paused or failing.
 
-    The reason comes from the table's status; only the worker can check whether it still holds.
+    This reason comes from the table's status; only the worker can check whether it still holds.
     """
     from tidesink.sinks.worker.starts import said_of
 
@@ -540,7 +546,7 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
     if settings.start != "earliest" and begun:
         remarks.append(_BEGUN.format(said_of(settings.start)))
     elif settings.start != "earliest":
-        loads = ", and source.database supplies its rows" if settings.snapshot == "initial" else ""
+        loads = "; a snapshot reads the rows from source.database" if settings.snapshot == "initial" else ""
         remarks.append(_BEGINS.format(said_of(settings.start), loads))
     if status is not None and status.state in UNWELL_STATES and status.error:
         remarks.append(_STANDS.format(status.state, status.error))
@@ -548,7 +554,7 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
-    """Return counts by column: invalid dates that became NULL, and ambiguous times."""
+    """Return a table's numbers of invalid dates that became NULL, and of ambiguous times, each by column."""
     if status is None:
         return {"zero_dates": {}, "ambiguous_times": {}}
     return {"zero_dates": dict(status.zero_dates), "ambiguous_times": dict(status.ambiguous_times)}
@@ -712,7 +718,10 @@ _MOST_TOPICS: Final = 20
 
 
 def _types(config: Config) -> Iterator[Answer]:
-    """Check that the columns of each topic's first row have types. Yields a result per topic without them."""
+    """Check that the column types of each topic's first row are known.
+
+    Yields a failed result for each topic with unknown types, or one successful result for all topics.
+    """
     from tidesink.cli.record_types import check_first_row
     from tidesink.cli.sources import topic_names
 
@@ -740,14 +749,17 @@ def _kafka(config: Config) -> str:
 
 
 def topics_read(config: Config, topics: Collection[str]) -> str:
-    """Return a text that lists the broker's topics that are read, and the others with the reason.
+    """Return a text that lists the broker's topics: those that are read, and the others with the reason.
 
     Raises:
         ConfigError: a topic that the config names does not exist.
     """
     missing = [topic for topic in config.fixed_topics if topic not in topics]
     if missing:
-        raise ConfigError(f"The broker has no topic {', '.join(missing)}. Check its name in the changefeed.")
+        raise ConfigError(
+            f"The broker has no topic {', '.join(missing)}. Check the topic's name in the config and in the "
+            "changefeed."
+        )
     read = config.topics_among(topics)
     if not read:
         return f"{len(topics)} topics, of which none matches {', '.join(config.source.topics)} yet"

@@ -58,8 +58,8 @@ class MetRecords:
         """Return the columns of the newest row, with the types that a worker would use.
 
         Raises:
-            ConfigError: a column has no type, so that the table would wait; or the source database rejects
-                the user.
+            ConfigError: the type of a column is unknown, so that the table would wait in a worker; or the
+                source database rejects the user.
             SourceUnavailableError: the source database or the broker does not answer.
             StateStoreError: the state store does not answer.
         """
@@ -89,8 +89,8 @@ def settled_types(
     """Return the types of a table's columns, and the writer schemas that the types came from.
 
     Raises:
-        ConfigError: a column has no type, so that the table would wait; or the source database rejects the
-            user.
+        ConfigError: the type of a column is unknown, so that the table would wait in a worker; or the
+            source database rejects the user.
         SourceUnavailableError: the source database or the broker does not answer.
         StateStoreError: the state store does not answer.
     """
@@ -110,11 +110,13 @@ def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
 
 
 def check_first_row(config: Config, topic: str) -> None:
-    """Check that the columns of a topic's first row have types. Does nothing if no first record is a row.
+    """Check that the column types of a topic's first row are known.
+
+    Does nothing if the first records of the topic contain no row.
 
     Raises:
-        ConfigError: a column has no type, so that the table would wait; or the source database rejects the
-            user.
+        ConfigError: the type of a column is unknown, so that the table would wait in a worker; or the
+            source database rejects the user.
         SourceUnavailableError: the source database or the broker does not answer.
         StateStoreError: the state store does not answer.
     """

@@ -64,7 +64,7 @@ Definition = Annotated[
     typer.Option("--table-definition", help="SQL DDL: CREATE TABLE, or ALTER TABLE of known tables."),
 ]
 Database = Annotated[
-    str | None, typer.Option("--database", help="The database of tables without one in the DDL.")
+    str | None, typer.Option("--database", help="The database of tables for which the DDL names none.")
 ]
 Rule = Annotated[
     str | None,
@@ -91,7 +91,7 @@ with_registry = with_options(
     },
     lambda given: Place(*given.values()),
 )
-"""Decorator that adds a registry's options to a command; they arrive as its ``place``."""
+"""Decorator that adds a registry's options to a command, which receives them as its argument ``place``."""
 
 
 class Opened(NamedTuple):
@@ -171,7 +171,7 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[
 
 
 def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
-    """Read the level and the versions of subjects, in order. Warns of subjects that cannot be read.
+    """Read the compatibility level and the versions of subjects, in order. Warns of unreadable subjects.
 
     Raises:
         RegistryUnavailableError: the registry does not answer.
@@ -214,7 +214,7 @@ def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = O
         show_table(None, columns, map(_entry_row, entries), folded=("versions", "ids"))
         typer.echo(f"{len(entries)} subjects; the registry's own level is {level}")
     else:
-        typer.echo(f"the registry holds no subjects; its level is {level}")
+        typer.echo(f"the registry holds no subjects; its compatibility level is {level}")
     if cut:
         warn(_CUT_LIST)
 
@@ -264,7 +264,7 @@ _ID: Final = "id:"
 def show(
     *,
     place: Place,
-    subject: Annotated[str, typer.Argument(help="A subject; or id:N for the schema of an id.")],
+    subject: Annotated[str, typer.Argument(help="A subject, or id:N for the schema with this id.")],
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -290,7 +290,7 @@ def schema_at(registry: SchemaRegistry, subject: str, version: str) -> Registere
         SchemaNotFoundError: the schema does not exist.
     """
     if subject.startswith(_ID):
-        schema_id = _number(subject[len(_ID) :], "An id is a number: id:17.")
+        schema_id = _number(subject[len(_ID) :], "Give a schema id as a number, such as id:17.")
         return RegisteredSchema(schema_id, registry.schema_by_id(schema_id))
     if version == "latest":
         return registry.latest(subject)
@@ -353,7 +353,7 @@ class Request(NamedTuple):
         return codec_options(self.given, config.source.codec_options() if config else None)
 
     def candidates(self, config: Config | None) -> Candidates:
-        """Return the schemas of the tables that the command line or the config defines.
+        """Return the schemas that TiCDC would register for the tables of the command line or the config.
 
         Raises:
             ConfigError: no tables are given, or their definitions cannot be read.
@@ -383,7 +383,9 @@ def check(
     topic_rule: Rule = None,
     previous: Annotated[
         Path | None,
-        typer.Option(help="Compare with this earlier SQL DDL instead of a registry, by BACKWARD or --level."),
+        typer.Option(
+            help="Check against this earlier SQL DDL instead of a registry, by the level BACKWARD or --level."
+        ),
     ] = None,
     level: Annotated[
         str | None, typer.Option(help="Check offline by this compatibility level, not the subject's own.")
@@ -415,13 +417,18 @@ def check(
 
 @contextmanager
 def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
-    """Open the registry to check against. With ``--previous`` it only holds the earlier tables' schemas."""
+    """Open the registry to check against.
+
+    With ``--previous``, this is a registry in memory that only holds the schemas of the earlier tables.
+    """
     if request.previous is None:
         with opened(place) as session:
             yield session
         return
     if place.url is not None or place.file is not None:
-        raise ConfigError("--previous replaces the registry. Give one of the two.")
+        raise ConfigError(
+            "--previous replaces the registry. Remove it, or remove --schema-registry and --registry-file."
+        )
     config = load_config(place.config) if place.config else None
     tables = defined_tables(sql_file("--previous", request.previous, request.database))
     made = of_tables(tables, request.options(config), topic_namer(request.rule, config))
@@ -486,7 +493,7 @@ def _schema_file(schema: Path, subject_name: str | None, definition: Path | None
     if definition is not None:
         raise ConfigError("--schema and --table-definition exclude each other. Keep one of them.")
     if subject_name is None:
-        raise ConfigError("--schema needs a subject: tidesink registry register SUBJECT --schema FILE")
+        raise ConfigError("--schema needs a subject. Run `tidesink registry register SUBJECT --schema FILE`.")
     text = read_text(schema, f"--schema {schema}").strip()
     parse_avro(text)
     return Candidates([Candidate(subject_name, text)])
@@ -506,7 +513,8 @@ def _registered(registry: SchemaRegistry, item: Verdict) -> dict[str, Any]:
 
 DEFAULT_RULE: Final = "{schema}_{table}"
 _NO_KEY: Final = (
-    "it has neither a primary key nor a unique key of NOT NULL columns, so TiCDC's avro does not replicate it"
+    "it has neither a primary key nor a unique key of NOT NULL columns, so TiCDC does not send it as Avro. "
+    "Add such a key"
 )
 _NULL_DEFAULT: Final = (
     "TiCDC without the fix of pingcap/tiflow issue 11994 stops its changefeed at this table: the default of "
@@ -538,13 +546,17 @@ class Candidates:
     warnings: dict[str, str] = field(default_factory=dict)
 
     def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
-        """Check each schema, in order. Returns a verdict per schema."""
+        """Check whether the registry would accept each schema. Returns a verdict per schema, in order.
+
+        ``level``: the compatibility level to check by, or None for each subject's own. ``live``: True to also
+        ask the registry.
+        """
         verdicts = [verdict(registry, *candidate, level=level, live=live) for candidate in self.found]
         return CheckReport(verdicts, self.skipped, self.failed, live, self.warnings)
 
 
 class CheckReport(NamedTuple):
-    """The verdict on each schema, and the tables without a schema.
+    """The verdict on each schema (whether the registry accepts it), and the tables without a schema.
 
     live: True if the registry was asked in addition to the offline check.
     """
@@ -609,9 +621,9 @@ def sql_file(option: str, file: Path, database: str | None) -> Sql:
 
 
 def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
-    """Return the tables that SQL statements create, and the tables of earlier statements that they alter.
+    """Return the tables that the statements in ``sql`` create or alter.
 
-    ``before``: the earlier statements.
+    ``before``: earlier statements, which create the tables that ``sql`` alters.
 
     Raises:
         ConfigError: the statements create or alter no table, cannot be parsed, or do not name a table's
@@ -651,7 +663,9 @@ def config_tables(config: Config | None) -> list[Sql]:
 
 
 def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
-    """Return a function that returns a table's topic, by ``rule``, the config, or ``{schema}_{table}``.
+    """Return a function that returns the topic of a table.
+
+    The topic follows from ``rule``, else from the config, else from the rule ``{schema}_{table}``.
 
     Raises:
         ConfigError: ``rule`` is not a valid topic rule.
@@ -691,14 +705,19 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
 
 
 def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
-    """Return the schemas of the config's tables. Tables without a definition are skipped, with a reason."""
+    """Return the schemas that TiCDC would register for the config's tables.
+
+    Tables without a definition are listed as skipped, with the reason.
+    """
     given = config_tables(config)
     if not given:
-        raise ConfigError("The config defines no table. Add tables: [{name, definition}].")
+        raise ConfigError(
+            "The config has no table definition. Add definitions as in tables: [{name, definition}]."
+        )
     made = of_tables([schema for sql in given for schema in defined_tables(sql)], options, topic_of)
     for entry in config.tables:
         if entry.table is not None and entry.definition is None:
-            made.skipped[str(entry.table)] = "the config has no definition of this table. Add one"
+            made.skipped[str(entry.table)] = "the config has no definition of this table. Add its definition"
     return made
 
 

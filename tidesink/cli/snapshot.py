@@ -123,15 +123,16 @@ def resync(
 
 
 def _startable(config_option: Path | None) -> Config:
-    """Load the config.
+    """Load the config, and check that it sets source.database, from which snapshots are read.
 
     Raises:
-        ConfigError: the config is wrong, or does not set source.database, so that no snapshot can be read.
+        ConfigError: the config is wrong, or does not set source.database.
     """
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError(
-            "A snapshot is read from source.database, which is not set. Set it.", key="source.database"
+            "A snapshot is read from source.database, which is not set. Set it in the config.",
+            key="source.database",
         )
     return settings
 
@@ -145,7 +146,10 @@ class _Start(NamedTuple):
     where: tuple[Bound, ...] = ()
 
     def of(self, asked: SnapshotControl, last: int) -> SnapshotControl:
-        """Return the table's request with this snapshot added. ``last``: number of the last snapshot."""
+        """Return a table's stored request, changed to ask for this snapshot.
+
+        ``last``: number of the table's last snapshot.
+        """
         return asked.start(self.now, last=last, deletes=self.deletes, keys=self.keys, where=self.where)
 
     def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
@@ -177,7 +181,7 @@ def _start_within(
 
 
 def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
-    """Request a resync of the keys in a report of ``tidesink diff``. Tables without such keys are skipped."""
+    """Request a resync of the keys in a report of ``tidesink diff``. Skips tables that have no key in it."""
     from tidesink.sinks.worker.asked_keys import read_report
 
     start = _Start(now, deletes=True)
@@ -308,7 +312,9 @@ def status(
         tables = [{"table": table._asdict(), **shown} for table, shown in snapshots.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
     elif not snapshots:
-        terminal.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
+        terminal.echo(
+            "no table has a snapshot. Run `tidesink snapshot start`, or set snapshot: initial in the config"
+        )
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
         show_table(None, columns, [_row(*item) for item in snapshots.items()])
@@ -334,7 +340,7 @@ def _ask(
     word: str,
     refuse: Callable[[Config, TableId], None] | None = None,
 ) -> None:
-    """Change the request for each table's snapshots. If it is not possible for one, none is changed."""
+    """Change each table's stored request for snapshots. If one table does not allow it, none is changed."""
     with worked_with(config) as store:
         tables = _named(names, config, store, starts=refuse is not None)
         if refuse is not None:
@@ -368,7 +374,10 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
 
 
 def _quiet_table(name: str, config: Config) -> TableId | None:
-    """Return a table that no record names, from the source database; None if a worker cannot load it."""
+    """Return the source table of a name, for a table of which no worker has read a record yet.
+
+    Returns None if the source database has no such table, or if a worker cannot load it without records.
+    """
     from tidesink.sinks.worker.look_ups import tables_of_database
 
     if not may_load_quiet_tables(config):
@@ -420,10 +429,10 @@ def _refuse(config: Config, table: TableId) -> None:
 
 
 _NO_RESYNC: Final[Mapping[str, str]] = {
-    "append": "a table with mode: append also stores rows that the source no longer has. `tidesink snapshot "
-    "start` appends the source's rows.",
+    "append": "a table with mode: append also stores rows that the source no longer has. To append the "
+    "source's rows, run `tidesink snapshot start`.",
     "history": "a table with mode: history stores versions of rows, which rows of the source cannot correct. "
-    "`tidesink snapshot start` adds rows that no change has written.",
+    "To add rows that no change has written, run `tidesink snapshot start`.",
 }
 
 

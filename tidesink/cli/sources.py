@@ -1,8 +1,8 @@
 """Inputs of commands: the codec with its options, registry and table definitions; and Kafka records.
 
-Codec options have TiCDC's names. ``decode`` does not need them; it compares given options with the bytes. A
-boolean option may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
-(``--enable-tidb-extension=true``).
+Codec options have TiCDC's names. ``decode`` does not need them; it warns if the records were written with
+other options than those given. A boolean option may be written as a flag (``--enable-tidb-extension``) or as
+in a sink URI (``--enable-tidb-extension=true``).
 
 Records come from Kafka or a capture file. Reading a topic joins no consumer group and commits no offsets.
 """
@@ -86,24 +86,26 @@ _HELP: Final[Mapping[str, str]] = {
     "avro_include_before_value": "Values carry the row before the change (flat-avro, new TiCDC).",
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
     "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
-    "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
+    "integrity_check_level": "Row checksums: none, or correctness if rows carry them (flat-avro).",
     "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "namespace": "The changefeed's namespace; for encoding (flat-avro).",
-    "keyspace": "The name of --namespace in the new TiCDC.",
+    "keyspace": "The new TiCDC's name for --namespace.",
     "content_compatible": "Full column types in mysqlType (canal-json).",
     "only_output_updated_columns": "In updates, the member old only has the changed columns (canal-json).",
     "delete_only_output_handle_key_columns": "Deletes carry only the key (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
-    "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
-    "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json, debezium).",
-    "claim_check_storage_uri": "Directory or URL of the messages that were too large (canal-json).",
+    "large_message_handle_option": "How large rows are sent: none, claim-check or handle-key-only; "
+    "for encoding (canal-json).",
+    "large_message_handle_compression": "Compression: none, snappy or lz4; for encoding "
+    "(canal-json, debezium).",
+    "claim_check_storage_uri": "Directory or URL of messages that are too large for Kafka (canal-json).",
     "claim_check_raw_value": "Claim-check files hold only the value; for encoding (canal-json).",
-    "upstream_url": "SQLAlchemy URL of the upstream TiDB, to read rows sent as keys (canal-json).",
+    "upstream_url": "SQLAlchemy URL of the upstream TiDB, to read rows sent only as keys (canal-json).",
     "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8; for decoding (canal-json).",
     "max_decompressed_bytes": "Size limit of one message after decompression (canal-json, debezium).",
-    "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
+    "cluster_id": "TiCDC's cluster id, in schema names and the source block (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
-    "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
+    "debezium_include_start_ts": "The source block of a message has start_ts (debezium); for encoding.",
     "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
     "debezium_unwrapped": "The connector uses ExtractNewRecordState: a record with a null value is a delete.",
     "decimal_handling_mode": "Debezium's decimal.handling.mode: precise, string or double.",
@@ -143,7 +145,10 @@ def _parameter(name: str, text: str) -> Any:
 
 
 def _heading(name: str) -> str:
-    """Return the heading of a codec option in --help: its protocol, or the changefeed if several have it."""
+    """Return the heading in --help under which a codec option is listed.
+
+    This is the option's protocol, or the changefeed if several protocols have the option.
+    """
     if name in _DEBEZIUM - {"time_zone"} or name.startswith("debezium_"):
         return "Options of debezium"
     setting = {"integrity_check_level": "checksum", "keyspace": "namespace"}.get(name, name)
@@ -192,7 +197,7 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, under the names of CodecOptions. Empty texts are left out."""
+    """Return the options that the user gave, under the names of CodecOptions. Leaves out empty values."""
     options: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -213,7 +218,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 _CODEC_OPTIONS: Final = {name: _parameter(name, text) for name, text in _HELP.items()}
 with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
-"""Decorator that adds every codec option; the given ones arrive as the command's ``given`` mapping."""
+"""Decorator that adds every codec option to a command, which receives those given as argument ``given``."""
 
 
 def _resolved(name: str, value: str) -> str:
@@ -316,7 +321,7 @@ ConfigFile = Annotated[
 class Setting:
     """Settings for decoding and encoding records: those of the command line override those of a config.
 
-    declared: Producer options that the user gave, which ``decode`` compares with the bytes.
+    declared: Producer options that the user gave. ``decode`` warns if the records show other options.
     """
 
     protocol: str
@@ -391,7 +396,7 @@ def setting(values: Mapping[str, Any]) -> Setting:
 
 
 with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
-"""Decorator that adds all options of a codec and its inputs; they arrive as the argument ``found``."""
+"""Decorator that adds all options of a codec and its inputs to a command, as its argument ``found``."""
 
 
 def _declared(config: Config | None) -> dict[str, Any]:
@@ -428,7 +433,7 @@ def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions
     """Return the tables that a config and a file of SQL DDL define.
 
     Raises:
-        ConfigError: the file is wrong.
+        ConfigError: the file cannot be read, its SQL is wrong, or it creates no table.
     """
     definitions = config.definitions() if config is not None else TableDefinitions()
     if file is None:
@@ -550,7 +555,7 @@ def _reading(properties: Mapping[str, str]) -> Iterator[Consumer]:
 
 
 def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = False) -> Iterator[Message]:
-    """Yield the first records of each partition, at most ``most``. ``ends``: the last ones instead.
+    """Yield the first ``most`` records of each partition, or the last ones if ``ends`` is True.
 
     Raises:
         ConfigError: the topic does not exist.
@@ -577,7 +582,10 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
 
 
 def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
-    """Assign the topic's partitions from ``start`` on. Returns the end offset of each that has records."""
+    """Assign the topic's partitions to the consumer, to read them from ``start`` on.
+
+    Leaves out partitions without records after ``start``. Returns the others' end offsets.
+    """
     ends: dict[int, int] = {}
     assigned = []
     earliest: dict[int, int] = {}
@@ -600,12 +608,12 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
 
 
 def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
-    """Return the warning that the broker has removed requested records.
+    """Return the warning that the broker has removed records that the user asked for.
 
     ``firsts``: first offset of each partition that begins later than ``start``.
     """
     held = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
-    return f"--from {start.value}: the broker has removed earlier records. It holds {held}"
+    return f"--from {start.value}: the broker no longer holds all records from there on. It holds {held}"
 
 
 def nothing_from(start: Start, ends: Mapping[int, int]) -> str:

@@ -104,7 +104,9 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         for line in letter_lines(statuses, letters):
             terminal.echo(line)
         for table in asked.rests:
-            typer.echo(f"{table}: pause requested. It pauses after its current batch, or once a worker runs")
+            typer.echo(
+                f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
+            )
         for table, rewind in asked.rewinds.items():
             typer.echo(f"{table}: {_rewind_line(rewind)}")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
@@ -113,7 +115,10 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
         if statuses and not works:
-            terminal.echo("lag: as of each table's last update. `tidesink offsets show` reads it from Kafka")
+            terminal.echo(
+                "lag: these numbers are from each table's last update. `tidesink offsets show` shows the "
+                "present lag"
+            )
         typer.echo(_worker_line(mark.seconds, statuses))
     return mark.failure is not None or any(is_unwell(entry) for entry in statuses)
 
@@ -166,7 +171,7 @@ def seconds_since_turn(config: Config) -> float | None:
 
 
 def read_mark_of(config: Config) -> Mark:
-    """Return the mark that the pipeline's worker last stored as its sign of life."""
+    """Return the mark (sign of life) that the pipeline's worker stored last; an empty mark without one."""
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
@@ -211,7 +216,7 @@ def _worker_line(seconds: float | None, statuses: tuple[TableStatus, ...]) -> st
     if is_alive(seconds):
         return (
             f"worker: seen {seconds:.0f} s ago, although it reports every {EVERY_SECONDS:.0f} s. It was "
-            "killed, cannot write to the state store, or waits for the brokers. Look at its log"
+            "killed, cannot write to the state store, or waits for the brokers. Look at the worker's log"
         )
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
@@ -226,14 +231,17 @@ def shown_moment(moment: datetime | None) -> str:
 
 
 def cuts_of(config: Config) -> Mapping[str, Any] | None:
-    """Return the last and the next cut, and the tables that hold back the next one; None without cuts."""
+    """Return the last and the next cut (all tables as of one commit time), and what holds back the next cut.
+
+    Returns None if the pipeline has no cuts.
+    """
     from tidesink.sinks.worker.cuts import cut_status
 
     return _asked(config, lambda store: cut_status(store, config.pipeline))
 
 
 def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield lines about the last and the next cut, and the tables that hold back the next one."""
+    """Yield lines about the last and the next cut, and about the tables that hold back the next cut."""
     if cuts is None:
         return
     by_position = "waits" in cuts
@@ -248,7 +256,9 @@ def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
     for table, reason in cuts["held_back"].items():
         yield f"the next cut waits for {table}: {reason}"
     # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
-    reason = "its topic is still empty" if by_position else "its snapshot runs, or is later than the cut"
+    reason = (
+        "its topic is still empty" if by_position else "its snapshot is unfinished, or newer than the cut"
+    )
     for table in cuts.get("excluded", ()):
         yield f"the next cut leaves out {table}: {reason}"
 
@@ -256,7 +266,8 @@ def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
 def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
     """Return the time of the last cut as text.
 
-    ``at``: time at which the cut's position was reached; may be None if another worker reached it.
+    ``at``: time at which the worker reached the cut's position, in seconds since 1970. None if unknown,
+    because another worker reached the position.
     """
     position = f"position {commit_ts}" if by_position else ""
     if at is None:
@@ -277,7 +288,7 @@ def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
-    """Return the result of ``question`` about the state store, or None if there is no store yet.
+    """Call ``question`` with the state store and return its result, or None if there is no store yet.
 
     Reading a status must not create the store.
     """
@@ -309,7 +320,7 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
 
 
 def _failure_json(failure: Failure | None) -> dict[str, Any] | None:
-    """Return a failure as JSON. Its ``next_try`` is None if the worker does not try again by itself."""
+    """Return the failure of a step as JSON. ``next_try`` is None if the worker does not retry by itself."""
     if failure is None:
         return None
     return {
@@ -338,7 +349,10 @@ class Lag(NamedTuple):
 
 
 def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
-    """Return a table's lag. ``now`` is in seconds since 1970."""
+    """Return a table's lag: the records that are not applied, and the seconds that the table is behind.
+
+    ``now``: the present time in seconds since 1970; by default that of the clock.
+    """
     records = entry.details.get("lag")
     if not records:
         return Lag(records, None if records is None else 0.0)
@@ -353,7 +367,7 @@ def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
 
 
 _LAG_OF = {
-    "kafka": "since the Kafka timestamp of the oldest one",
+    "kafka": "since the Kafka timestamp of the oldest of them",
     "source": "since the commit time of the last applied change",
 }
 
@@ -387,7 +401,7 @@ def failure_lines(
 
 
 def next_line(table: TableId | None, *, works: bool) -> str:
-    """Return a line with the next step for an error that the worker does not retry by itself.
+    """Return a line that tells the user what to do about an error that no worker retries by itself.
 
     ``table``: the table, or None if the error concerns all tables. ``works``: True if a worker is alive.
     """
@@ -457,7 +471,7 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
 
 
 def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> Iterator[str]:
-    """Yield a line for each of a table's counters, other than ``COUNTS``, that is not zero."""
+    """Yield a line for each nonzero counter of a table that the columns ``COUNTS`` do not show."""
     counts = Account.from_counters(entry.counters)
     if counts.filtered_out:
         changes = f"{counts.filtered_out} changes of rows that do not satisfy the table's filter"
@@ -504,7 +518,7 @@ def without_row_lines(entry: TableStatus) -> list[str]:
     if watermark is not None:
         behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
         lines.append(
-            f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are applied"
+            f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to then are applied"
         )
     if last:
         when = f" at {moment} UTC" if (moment := commit_time(last["commit_ts"])) else ""
@@ -562,7 +576,7 @@ def again_line(again: Mapping[str, Sequence[int]]) -> str:
 
 
 def source_time(commit_ts: int | None) -> str:
-    """Return ``commit_time``, or ``-`` if the protocol has no commit_ts, for a cell of the status."""
+    """Format a commit time for a cell of the status table; ``-`` if the protocol has no commit_ts."""
     return commit_time(commit_ts) or "-"
 
 
@@ -612,9 +626,9 @@ def resume(
 ) -> None:
     """Resume tables that are paused.
 
-    A table was paused by `tidesink pause`, by a schema change, or by an error. A schema change is checked
-    again: if it is still pending, the table stays paused until `tidesink ddl approve` or `tidesink ddl
-    reject`. If a batch's counts did not add up, or deletes may be missing, give --accept.
+    A table is paused by `tidesink pause`, by a schema change, or by an error. If a schema change still waits
+    for a decision, the table stays paused until `tidesink ddl approve` or `tidesink ddl reject`. If the
+    counts of a batch did not add up, or deletes may be missing, give --accept.
     """
     settings = chosen_config(None, config_option)
 
@@ -698,7 +712,7 @@ def change_words(change: Mapping[str, Any]) -> str:
 def _prospect(change: dict[str, Any], control: TableControl) -> str:
     if change["digest"] in control.accepted:
         return f"decided ({control.accepted[change['digest']]})"
-    return "not decided, so the table continues only if the change no longer exists"
+    return "not decided. The table continues only if the change was undone. Otherwise use tidesink ddl"
 
 
 def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:
@@ -724,8 +738,8 @@ def accept_restored(
 ) -> None:
     """Let a table continue after its target was restored.
 
-    The target was restored from a backup. The next worker reads the records since the backup again from
-    Kafka. The command accepts only the present restore: a later restore needs its own.
+    Use this command after you restored the target from a backup. The next worker reads the records since the
+    backup again from Kafka. After another restore, run the command again.
     """
     from tidesink.sinks.worker.control import accept_restored
 

@@ -91,7 +91,7 @@ class ColumnPlan(NamedTuple):
 def column_plan(
     config: Config, column: TargetColumn, shape: TargetSchema, sources: Mapping[str, str], reported: str
 ) -> ColumnPlan:
-    """Return the plan of a target column. ``sources``: the source's column names by the target's names."""
+    """Return the plan of a target column. ``sources``: names of columns at the source, by target name."""
     was = sources.get(column.name, column.name)  # a mode's own columns are not in the source
     there = column_type(config, column)
     notes = (reported, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
@@ -102,7 +102,7 @@ def column_plan(
 def _reason(column: TargetColumn, there: str) -> str | None:
     """Return why a target column does not have the type that is nearest to its source type; None if it does.
 
-    Some targets have a type for numbers that are text in Spark.
+    Returns None for a number that is text in Spark if the target has a type for such numbers.
     """
     return column.reason if row_of(column.type).reader != "decimal" or there in _TEXTS else None
 
@@ -136,7 +136,10 @@ _NO_ORDER = (
     "Debezium's protocols only TiCDC sends one. Set sequence_by: kafka, which is right for a connector's "
     "topics."
 )
-_UNSERVED = "tables names {table}, but {found}. Check its name in the changefeed, and whether it has rows yet"
+_UNSERVED = (
+    "The config names {table} under tables, but {found}. Check the table's name in the changefeed, and "
+    "whether the table has rows yet"
+)
 
 
 class SnapshotEstimate(NamedTuple):
@@ -276,11 +279,14 @@ _UNBORN: Final = (
     "Topic {} does not exist yet. The worker loads the table, and reads the topic from its beginning once "
     "the changefeed creates it. Check that source.topics is the changefeed's topic rule."
 )
-_MUST_EXIST: Final = "The broker has no topic {}. The worker loads its tables only after the topic exists."
+_MUST_EXIST: Final = (
+    "The broker has no topic {}. The worker loads the topic's tables only after it exists. Start the "
+    "changefeed, which creates the topic."
+)
 
 
 def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, followed by plans of tables of the source database that no record names.
+    """Yield the plans, followed by plans of source tables of which the topics contain no record.
 
     A worker loads such tables from the source database.
 
@@ -321,7 +327,7 @@ def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TableP
 
 
 def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
-    """Add to a plan that the table's topic does not exist yet."""
+    """Add to a plan the warning that the table's topic does not exist yet, or a problem if it must exist."""
     if plan.topic in config.fixed_topics or config.cuts is not None:
         return dataclasses.replace(plan, problem=plan.problem or _MUST_EXIST.format(plan.topic))
     return dataclasses.replace(plan, warnings=(*plan.warnings, _UNBORN.format(plan.topic)))
@@ -329,7 +335,8 @@ def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
 
 _COMPACTED: Final = (
     "The topic has cleanup.policy={policy}. Compaction removes deletes after {hours:g} h "
-    "(delete.retention.ms). A table that was not read for that long stops, since deletes may be missing."
+    "(delete.retention.ms). If no worker reads the topic for that long, the table stops, because deletes may "
+    "be missing."
 )
 _LEFT_OUT: Final = (
     "Compaction also removes updates whose values later updates leave out (TOAST in Postgres). Set REPLICA "
@@ -342,7 +349,7 @@ _NO_TOPIC_ID: Final = (
 
 
 def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, with warnings and problems from the Kafka settings of their topics.
+    """Yield the plans, with warnings and problems that follow from the Kafka settings of their topics.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -357,7 +364,7 @@ def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]
 
 
 def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
-    """Add warnings and problems from the topic's Kafka settings to a plan."""
+    """Add to a plan the warnings and problems that follow from the Kafka settings of its topic."""
     warnings, problem = list(plan.warnings), plan.problem
     if topic.topic_id == NO_ID:
         warnings.append(_NO_TOPIC_ID)
@@ -372,7 +379,7 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
 
 
 def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, with the snapshot's size for each table that will begin with a snapshot.
+    """Yield the plans. Adds the snapshot's size to plans of tables that will begin with a snapshot.
 
     Raises:
         ConfigError: the source database rejects the user.
@@ -411,7 +418,10 @@ _NOT_SENT: Final = (
 
 
 def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
-    """Add what a Postgres table's replica identity means for the table's key to a plan."""
+    """Add a problem to the plan of a Postgres table whose replica identity lacks columns of the key.
+
+    If the replica identity confirms the key, the plan's warnings about the key are removed.
+    """
     problem = plan.problem or identity_problem(plan.keys, stored)
     facts = KeyFacts(identity=stored.replica_identity)
     if facts.are_sent(plan.keys) is None and not facts.confirm(plan.keys):
@@ -422,7 +432,7 @@ def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
 
 
 def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
-    """Return why deletes of a Postgres table do not identify their rows; None if they do or may."""
+    """Return why deletes of a Postgres table do not identify their rows; None if they do or it is unknown."""
     there = {fold_name(name): name for name in stored.types}
     if stored.identity is None or not {fold_name(key) for key in keys} <= there.keys():
         return None
@@ -433,7 +443,7 @@ def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
-    """Yield a warning for each table of the config without a topic, and for each pattern without a table."""
+    """Yield a warning for each table of the config that no topic has, and each pattern that fits no table."""
     listed = list(plans)
     yield from idle_patterns(config, (plan.table for plan in listed if plan.table is not None))
     planned = {fold_name(str(plan.table)) for plan in listed}
@@ -458,7 +468,13 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
         read = records if settings.start == "earliest" else records[-1:]
         shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
         if not shapes:
-            return _unplanned(config, topic, table, "The registry has no schema for this topic yet.")
+            return _unplanned(
+                config,
+                topic,
+                table,
+                "The registry has no schema for this topic yet. The producer registers one before the first "
+                "row.",
+            )
         shape = merged_in_order(shapes, left_out=settings.projection.leaves_out)
     except (ConfigError, DecodeError, SchemaRefusedError) as error:
         return _unplanned(config, topic, table, error.message)
@@ -571,7 +587,7 @@ _SEVERAL: Final = (
     "The topic holds rows of several tables ({}), and their keys do not distinguish the tables. If a "
     "transform (ByLogicalTableRouter) merges the tables into this topic, set key.enforce.uniqueness=true and "
     "keep the field that it adds ({}) among the keys. Or write each table to its own topic, and merge the "
-    "tables with route and shard-column. Tables with equal names in Kafka need topic names of their own."
+    "tables with route and shard-column. If tables have equal names in Kafka, give each its own topic name."
 )
 
 
@@ -680,7 +696,10 @@ def _canal_table(config: Config, table: TableId, observed: _Seen, definitions: T
     plan = plan_of(config, observed.topic, shape, types_from=types_from, renames=renames, past=past)
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
-        reported = "Types come from the short names in mysqlType. For full types, give a table definition."
+        reported = (
+            "The column types come from the short names in mysqlType. For full types, give the table's "
+            "definition in the config."
+        )
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
         return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
     return plan
@@ -743,7 +762,7 @@ def plan_of(
 def _preflight(
     config: Config, shape: TargetSchema, sources: Mapping[str, str]
 ) -> tuple[PreflightResult, str | None]:
-    """Return the target's limits for a table, and why the target does not support the table, or None."""
+    """Return the target's limits for a table, and the reason why the target does not support it, or None."""
     if not shape.keys:
         no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES.get(config.source.protocol, ""))
         return PreflightResult(), no_key.rstrip()
@@ -771,7 +790,7 @@ def _path(config: Config, table: TableId) -> str:
 
 
 def _warnings(config: Config, shape: TargetSchema, sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield warnings about columns that get another type at the target, or for which the table waits."""
+    """Yield warnings about columns that get another type at the target, or because of which a table waits."""
     settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
         reason = _reason(column, column_type(config, column))
@@ -812,8 +831,8 @@ _NO_MOMENTS: Final = (
     "delete. Use canal-json with enable-tidb-extension=true, or the new TiCDC, whose delete markers have one."
 )
 _DELETE_WITHOUT_KEY: Final = (
-    "The table has no key, so a delete without its row is a bad record. To send the row in flat-avro, set "
-    "avro-include-before-value=true in the changefeed."
+    "The table has no key, so a delete that is sent without the deleted row cannot be applied and is a bad "
+    "record. To send the row in flat-avro, set avro-include-before-value=true in the changefeed."
 )
 
 

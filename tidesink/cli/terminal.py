@@ -1,4 +1,4 @@
-"""What all commands share: options, output, error messages, exit codes, logs and progress lines.
+"""Shared parts of all commands: options, output, error messages, exit codes, logs and progress lines.
 
 Commands print tables for people and JSON for programs. A command that fails prints one block on stderr and
 exits with the code of its error; it prints a traceback only with ``--debug``. The worker logs to stderr, as
@@ -151,11 +151,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEXT = {
-    "fix": "Correct this and run it again.",
-    "retry": "This may be temporary. Run it again later.",
+    "fix": "Correct this and run the command again.",
+    "retry": "This may be temporary. Run the command again later.",
     "reject": "Only this record is affected.",
-    "stop": "This table stops here until you have checked it.",
-    "re-read progress": "Run it again. It reads the progress from the target first.",
+    "stop": "This table stops here until you have fixed the cause.",
+    "re-read progress": "Run the command again. It first reads the progress from the target.",
 }
 
 _debug = threading.local()
@@ -253,7 +253,7 @@ def stops_cleanly() -> Iterator[None]:
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C or SIGTERM that caused an error, or None. It may have aborted a call to the JVM."""
+    """Return the Ctrl-C or SIGTERM that caused an error, such as an aborted call to the JVM, or None."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
@@ -381,7 +381,7 @@ def _refuse_config_among_names() -> None:
     """
     for name in getattr(_chosen, "names", ()):
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-            error = ConfigError(f"{name} is a config file, but the command expects names here")
+            error = ConfigError(f"{name} is a config file, but the command expects names. Use --config")
             words = [part for word in sys.argv[1:] for part in (("-c", word) if word == name else (word,))]
             error.next_step = shlex.join(["tidesink", *words])
             raise error
@@ -509,10 +509,10 @@ class ProgressLines:
 
 
 class _Rate(ProgressColumn):
-    """Records per second."""
+    """A column of the progress bars that shows the rate in records per second."""
 
     def render(self, task: Task) -> Text:
-        """Render nothing before the first batch is applied."""
+        """Return the rate as text; empty before the first batch is applied."""
         speed = task.finished_speed or task.speed
         return Text(f"{speed:,.0f}/s" if speed else "", justify="right")
 
@@ -553,7 +553,7 @@ class ProgressBars:
         self._bars.stop()
 
     def hear(self, event: WorkerEvent) -> None:
-        """Move the table's bar, or write a line."""
+        """Show one event of the worker: move the bar of its table, or write a line above the bars."""
         if isinstance(event, BatchStarted):
             self._begin(event)
         elif isinstance(event, BatchApplied):

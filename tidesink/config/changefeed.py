@@ -1,11 +1,11 @@
 """Reads a TiCDC changefeed (sink URI and TOML), and makes the config of a pipeline that reads its topics.
 
-TiCDC checks a changefeed when it is created. This module only reads the options that a reader of the topics
-depends on, and raises ConfigError if a pipeline could not read the topics. Source of the facts: TiCDC (tiflow
-c7b2588; new architecture b813e76), pkg/config, pkg/sink/kafka and pkg/sink/codec.
+TiCDC itself checks all options when the changefeed is created. This module only reads the options that
+determine how the topics must be read, and raises ConfigError if a pipeline could not read the topics. Source
+of the facts: TiCDC (tiflow c7b2588; new architecture b813e76), pkg/config, pkg/sink/kafka and pkg/sink/codec.
 
-A sink URI contains passwords. Errors never contain the URI or the value of a secret parameter, and in a
-config secrets become references.
+A sink URI contains passwords. Errors never contain the URI or the value of a secret parameter. The config
+contains references such as ``${env:NAME}`` in place of secrets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RULE_MEMBERS: Final = (
 
 
 class _Option(NamedTuple):
-    """A changefeed option that a reader of the topics depends on, and its section in the TOML file."""
+    """A changefeed option that determines how the topics must be read, and its section in the TOML file."""
 
     name: str
     section: tuple[str, ...]
@@ -85,11 +85,11 @@ class Changefeed:
     """The settings of a changefeed.
 
     warnings: Texts about settings that TiCDC accepts and ignores.
-    options: Options that a reader of the topics depends on, under TiCDC's names.
+    options: Options that determine how the topics must be read, under TiCDC's names.
     parameters: Parameters of the sink URI.
     settings: Settings of the TOML file.
 
-    The last three may contain secrets and are not in the repr.
+    ``options``, ``parameters`` and ``settings`` may contain secrets and are not in the repr.
     """
 
     protocol: str
@@ -119,7 +119,9 @@ def read_changefeed(
     given = settings or {}
     named = parameters.get("protocol") or _setting(given, "sink", "protocol")
     if not named:
-        raise ConfigError("protocol is missing. Add it to the sink URI, such as protocol=canal-json.")
+        raise ConfigError(
+            "The changefeed has no protocol. Add it to the sink URI, such as ?protocol=canal-json."
+        )
     if not topic:
         raise ConfigError("sink-uri names no topic. Add it after the brokers: kafka://host:port/topic?…")
     protocol = _OTHER_NAMES.get(str(named).lower(), str(named).lower())
@@ -171,11 +173,16 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def _setting(settings: Mapping[str, Any], *path: str) -> Any:
-    """Return a setting of the parsed TOML file by the path of its names, or None if it is not set."""
+    """Return a setting of the parsed TOML file, or None if it is not set.
+
+    ``path``: the names of the setting's sections, followed by its own name.
+    """
     value: Any = settings
     for depth, name in enumerate(path):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"changefeed: {'.'.join(path[:depth])} is a section. Write it as [section].")
+            raise ConfigError(
+                f"changefeed: {'.'.join(path[:depth])} must be a section. Write it as [section]."
+            )
         value = value.get(name)
         if value is None:
             return None
@@ -185,9 +192,9 @@ def _setting(settings: Mapping[str, Any], *path: str) -> Any:
 def _options(
     parameters: Mapping[str, str], settings: Mapping[str, Any], protocol: str, producer: Producer
 ) -> dict[str, Any]:
-    """Return the value of every option: from the URI, else from the TOML file, else TiCDC's default.
+    """Return the value of every option: that of the URI, else that of the TOML file, else TiCDC's default.
 
-    As in TiCDC, an empty value in the URI (false or an empty text) does not override the file.
+    A value of false or an empty text in the URI does not override the TOML file, as in TiCDC.
     """
     options: dict[str, Any] = {}
     for option in _OPTIONS:
@@ -231,7 +238,7 @@ def _dispatchers(
 ) -> Iterator[Dispatcher]:
     rules = _setting(settings, "sink", "dispatchers") or []
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise ConfigError("changefeed: sink.dispatchers is a list: [{matcher = ['shop.*'], …}].")
+        raise ConfigError("changefeed: sink.dispatchers must be a list: [{matcher = ['shop.*'], …}].")
     case_sensitive = _setting(settings, "case-sensitive") is True
     for index, rule in enumerate(rules):
         setting = f"changefeed: sink.dispatchers[{index}]"
@@ -261,7 +268,7 @@ def _partition(rule: Mapping[str, Any], setting: str, warnings: list[str]) -> An
 def _texts(rule: Mapping[str, Any], name: str) -> tuple[str, ...]:
     texts = rule.get(name) or ()
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{name} is a list of texts: {name} = ['…']")
+        raise ConfigError(f"{name} must be a list of texts: {name} = ['…']")
     return tuple(texts)
 
 
@@ -302,10 +309,11 @@ class PipelineDraft:
 def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
     """Return the config of a pipeline that reads a changefeed's topics.
 
-    ``definitions``: definitions of the tables, which show their keys, or None.
+    ``definitions``: definitions of the tables, which show the tables' keys, or None.
 
     Raises:
-        ConfigError: tidesink cannot read this changefeed's topics, or the order of changes would be lost.
+        ConfigError: tidesink cannot read this changefeed's topics, or the changefeed does not keep the order
+            of one row's changes.
     """
     protocol = _protocol(feed)
     _refuse_lost_order(feed, definitions)
@@ -337,17 +345,17 @@ def _protocol(feed: Changefeed) -> str:
 
 
 def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
-    """Return why a dispatcher may put one row's changes into several partitions, with the remedy.
+    """Return why a dispatcher may send one row's changes to several partitions, with the remedy.
 
-    Returns None if all changes of a row go to one partition. This is required, because ``sequence_by: kafka``
-    orders changes within a partition, and flat-avro deletes have no commit_ts to order them by. ``key``: the
-    table's handle columns, or None if unknown.
+    Returns None if it sends all changes of a row to one partition. A pipeline needs this, because
+    ``sequence_by: kafka`` only orders changes within a partition, and flat-avro deletes have no commit_ts to
+    order them by. ``key``: the table's handle columns, or None if unknown.
     """
     reason = dispatcher.scatters(key)
     if reason is None:
         return None
     certain = dispatcher.partition != "columns" or key is not None
-    hint = "" if certain else ", or give --table-definition if these are key columns"
+    hint = "" if certain else ", or give --table-definition if these columns are the table's key"
     return f"dispatcher of {dispatcher.matcher}: {reason}, so their order is lost; {_SAFE_RULE}{hint}"
 
 
@@ -385,19 +393,19 @@ _DELETES: Final = frozenset({"delete", "all dml", "all"})
 
 
 def _left_out(feed: Changefeed, definitions: TableDefinitions | None) -> Iterator[str]:
-    """Yield warnings about rows or changes that the changefeed does not send, so that the target differs."""
+    """Yield warnings about rows and changes that the changefeed does not send and the target will lack."""
     yield from _filtered_events(feed)
     yield from _selected_columns(feed, definitions)
     starts = _setting(feed.settings, "filter", "ignore-txn-start-ts")
     if starts:
         yield (
             f"filter.ignore-txn-start-ts leaves out {len(_listed(starts))} whole transactions: "
-            f"{_COPY_DIFFERS} in the rows that these transactions changed"
+            f"{_COPY_DIFFERS} in the rows that these transactions changed. Remove the setting to send them"
         )
     if _setting(feed.settings, "bdr-mode") is True:
         yield (
             "bdr-mode leaves out the changes that another changefeed wrote into this cluster: "
-            f"{_COPY_DIFFERS} in the rows that these changes wrote"
+            f"{_COPY_DIFFERS} in the rows of these changes"
         )
 
 
@@ -417,13 +425,13 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
                 yield (
                     f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {cause} the "
                     "delete out, so the target keeps the old row in addition to the new one. Remove the "
-                    "rule, or use mode: append, which stores every sent change"
+                    "rule from the changefeed, or use mode: append, which stores every change that is sent"
                 )
         for name in rule:
             if name != "matcher" and name not in _FILTERED:
                 yield (
                     f"{tables}: tidesink does not know {setting}.{name}{nearest(name, [*_FILTERED])}. "
-                    "Check in TiCDC's documentation whether it drops events"
+                    "Check in TiCDC's documentation whether the setting drops events"
                 )
 
 
@@ -436,9 +444,9 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
         tables = ", ".join(matcher) or "all tables"
         chosen = ", ".join(columns)
         yield (
-            f"{tables}: {setting} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, and "
-            "tidesink diff or a resync would find their values in the database. List the same columns "
-            "under tables: columns"
+            f"{tables}: {setting} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, "
+            "which `tidesink diff` and a resync read from the database. List the sent columns under tables, "
+            "as columns: [...]"
         )
         selected = _column_filter(columns)
         covered = TableFilter.parse(matcher, case_sensitive=case_sensitive)
@@ -454,16 +462,16 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
 
 
 _KEYS_OF_THE_SELECTED: Final = (
-    "set a unique key of sent columns that are never NULL under tables, such as keys: [{example}]"
+    "under tables, set another unique key, whose columns are sent and never NULL, such as keys: [{example}]"
 )
-_UNSENT_KEY: Final = "{table}: {place} leaves out {names} of its key: " + _KEYS_OF_THE_SELECTED
+_UNSENT_KEY: Final = "{table}: {place} leaves out {names} of the table's key: " + _KEYS_OF_THE_SELECTED
 _MAYBE_UNSENT_KEY: Final = (
-    "{table}: if {place} leaves out a column of the primary key, " + _KEYS_OF_THE_SELECTED
+    "{table}: if {place} leaves out a column of the primary key: " + _KEYS_OF_THE_SELECTED
 )
 
 
 def _column_filter(columns: Collection[str]) -> TableFilter:
-    """Return a filter for column names. TiCDC's patterns for columns have the form of its table patterns."""
+    """Return a filter for column names. TiCDC's column patterns have the same form as its table patterns."""
     return TableFilter.parse(
         [f"!*.{column[1:]}" if column.startswith("!") else f"*.{column}" for column in columns]
     )
@@ -475,7 +483,7 @@ def _example(columns: Collection[str]) -> str:
 
 def _rules(rules: Any, setting: str) -> list[Mapping[str, Any]]:
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise ConfigError(f"changefeed: {setting} is a list: [{{matcher = ['shop.*'], …}}].")
+        raise ConfigError(f"changefeed: {setting} must be a list: [{{matcher = ['shop.*'], …}}].")
     return rules
 
 
@@ -487,7 +495,10 @@ def _listed(value: Any) -> list[str]:
 
 
 def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the topic rules for ``source.topics``, and ``tables`` entries for topics with only one table."""
+    """Return the topic rules for ``source.topics``, and the entries of ``tables`` for fixed topics.
+
+    A fixed topic has a name without placeholders, so its entry has to name the topic's table.
+    """
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
     alone, passed = not CODECS[protocol].shares_topics, _filter(feed)
@@ -506,7 +517,7 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
             topics.append(feed.router.default_topic)
         tables += [{"name": str(table), "topic": feed.router.default_topic} for table in rest or ()]
     if not topics:
-        raise ConfigError("The filter matches no table. Correct its rules.", key=_FILTER_PLACE)
+        raise ConfigError("The filter matches no table. Correct the filter's rules.", key=_FILTER_PLACE)
     return list(dict.fromkeys(topics)), tables
 
 
@@ -523,7 +534,9 @@ def _filter(feed: Changefeed) -> TableFilter:
 
 
 def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
-    """Return the only table of a dispatcher's fixed topic; empty if the filter excludes its tables.
+    """Return the one table whose changes a dispatcher sends to a fixed topic, as a tuple.
+
+    Empty if the changefeed's filter excludes all tables of the dispatcher.
 
     Raises:
         ConfigError: the topic may have several tables.
@@ -541,7 +554,9 @@ def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId,
 
 
 def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
-    """Return the only table without a dispatcher, which the sink URI's topic has; empty without such a table.
+    """Return the one table that no dispatcher matches, so that its changes go to the sink URI's topic.
+
+    Empty if there is no such table.
 
     Raises:
         ConfigError: the topic may have several tables.
@@ -557,8 +572,9 @@ def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
 
 def _shared(who: str, topic: str) -> str:
     return (
-        f"{who} share the topic {topic}, which can only have one table. Give each table its own topic by "
-        "adding a last dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} to the changefeed."
+        f"{who} share the topic {topic}, but with this protocol a topic can only have one table. To give "
+        "each table its own topic, add {matcher = ['*.*'], topic = '{schema}_{table}'} as the last "
+        "dispatcher of the changefeed."
     )
 
 
@@ -568,7 +584,7 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
         return {}
     if not url:
         raise ConfigError(
-            f"A pipeline needs a Confluent-compatible registry (not AWS Glue) to read {feed.protocol}. Add "
+            f"To read {feed.protocol}, a pipeline needs a Confluent-compatible registry (not AWS Glue). Add "
             "schema-registry=http://… to the sink URI.",
             key="schema-registry",
         )
@@ -582,7 +598,7 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
 
 
 def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the protocol's options, by the config's names, that differ from TiCDC's default."""
+    """Yield the options of the protocol that differ from TiCDC's defaults, under the names of the config."""
     large = feed.options["large-message-handle-option"]
     taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
     for name, value in feed.options.items():
@@ -599,7 +615,7 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
         yield "checksum", "warn"
     if protocol == "canal-json" and large == "handle-key-only":
         notes.append(
-            "TiCDC sends only the key of large rows. Set upstream-url to TiDB's URL to read the rows"
+            "TiCDC sends only the key of large rows. Set source.upstream-url to TiDB's URL, to read the rows"
         )
 
 
@@ -628,6 +644,6 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
     for name, location in places.items():
         if path := setting(name):
             notes.append(
-                f"{location}: {path} is a path on TiCDC's host. Copy the file there, or change the path"
+                f"{location}: {path} is a path on TiCDC's host. Copy the file to this host, and set its path"
             )
             yield location, path

@@ -33,38 +33,39 @@ from tidesink.events import fold_name
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
-    """Yield problems of settings for large messages, most of which TiCDC rejects too (tiflow c7b2588)."""
+    """Yield problems of settings for messages that are too large for Kafka.
+
+    TiCDC rejects most of these settings too (tiflow c7b2588).
+    """
     source = config.source
     option = source.large_message_handle_option
     if option != "none" and not source.enable_tidb_extension and source.protocol == "canal-json":
         yield Problem(
             "source.large-message-handle-option",
             f"{option} needs the TiDB extension, as TiCDC itself requires",
-            "set enable-tidb-extension: true as the changefeed has it",
+            "set source.enable-tidb-extension: true, as in the changefeed",
         )
     if option == "handle-key-only" and source.binary_text == "utf-8":
         yield Problem(
             "source.binary-text",
-            "utf-8 cannot be used with large-message-handle-option handle-key-only: rows that are read "
-            "from the upstream database have their bytes in ISO-8859-1",
-            "let the changefeed use claim-check, or a protocol other than canal-json",
+            "utf-8 is not possible with large-message-handle-option: handle-key-only, because the bytes of "
+            "rows that are read from the upstream database become text in ISO-8859-1",
+            "set claim-check, or a protocol other than canal-json, in the changefeed",
         )
     if option == "claim-check" and source.claim_check_storage_uri is None:
         yield Problem(
             "source.claim-check-storage-uri",
             "required with large-message-handle-option claim-check",
-            "set it to the changefeed's claim-check-storage-uri, or a directory that holds the same files",
+            "set it to the changefeed's claim-check-storage-uri, or to a directory with the same files",
         )
 
 
 def database_problems(config: Config) -> Iterator[Problem]:
-    """Yield problems of ``source.database``: it is set twice, or missing although snapshots need it."""
+    """Yield problems of ``source.database``: it is missing, or ``source.upstream-url`` is set too."""
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(section.own.snapshot not in (None, "never") for section in sections)
     if source.database is not None and source.upstream_url is not None:
-        yield Problem(
-            "source.upstream-url", "is another name of source.database, which is set too", "remove it"
-        )
+        yield Problem("source.upstream-url", "is not needed, because source.database is set", "remove it")
     if source.database is None and snapshots:
         yield Problem(
             "source.database",
@@ -88,21 +89,21 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
     if set(target.brokers) & set(source.brokers) and target.topic in source.topics:
         yield Problem(
             "target.topic",
-            "is a topic rule that the pipeline itself reads from the same brokers",
+            "is also a rule of source.topics on the same brokers, so the pipeline would read its messages",
             "add a prefix, such as copy_{schema}_{table}",
         )
     if source.lacks_commit_ts and target.protocol.startswith("debezium"):
         yield Problem(
             "target.protocol",
             f"{target.protocol} writes the commit_ts of each row, but the source's records do not have one",
-            "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
-            "canal-json",
+            "set enable-tidb-extension = true in the changefeed and under source, or set target.protocol to "
+            "flat-avro or canal-json",
         )
     elif source.lacks_commit_ts and target.enable_tidb_extension:
         yield Problem(
             "target.enable-tidb-extension",
             "writes the commit_ts of each row, but the source's records do not have one",
-            "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
+            "set enable-tidb-extension = true in the changefeed and under source, or remove it under target",
         )
 
 
@@ -120,7 +121,7 @@ def commit_problems(config: Config) -> Iterator[Problem]:
 
 
 def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
-    alone = "target.single-writer: true if only one worker, and no other program, ever writes there"
+    alone = "set target.single-writer: true if only one worker, and no other program, ever writes there"
     if isinstance(target, DeltaSettings):
         return Problem(
             "target.path",
@@ -131,14 +132,15 @@ def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
     return Problem(
         "target.catalog-properties",
         "belong to a catalog of type hadoop on S3, where two workers overwrite each other's commits",
-        f"use a catalog that compares versions (rest, glue, jdbc, hive), give it a lock-impl, or {alone}",
+        "use another type of catalog, which detects concurrent commits (rest, glue, jdbc, hive), set "
+        f"lock-impl among the catalog's properties, or {alone}",
     )
 
 
 _WATERMARKED: Final = (
     "use canal-json with enable-tidb-extension: true, or flat-avro with enable-tidb-extension and "
-    "avro-enable-watermark: true, as the changefeed has them; for a Debezium connector set "
-    "source.debezium.offsets-topic and connector-name"
+    "avro-enable-watermark: true, in the changefeed and under source; for a Debezium connector, set "
+    "offsets-topic and connector-name under source.debezium"
 )
 
 
@@ -157,35 +159,39 @@ def cut_problems(config: Config) -> Iterator[Problem]:
     if source.has_commit_positions:
         yield from _connector_cut_problems(config)
     elif not marked:
-        yield Problem("cuts", "need watermarks, which the topics do not have", _WATERMARKED)
+        yield Problem(
+            "cuts", "need watermarks in the topics, which these settings do not provide", _WATERMARKED
+        )
     if cuts.every < 1:
         yield Problem("cuts.every", "is less than a second, the interval of TiCDC's watermarks", "raise it")
     if cuts.keep < cuts.every:
         yield Problem("cuts.keep", "is shorter than cuts.every, so no cut would be kept", "raise it")
     for section in sections_of(config):
         if section.own.mode == "append":
-            reason = "cuts do not support mode append, because records around a cut are read twice"
+            reason = "cuts do not support mode append, because records near a cut are read twice"
             yield section.problem("mode", reason, "use mode: upsert or history, or remove cuts")
 
 
 # Settings that cuts of a Debezium connector's topics do not support: setting, value, reason.
 _NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
-    ("mode", "history", "needs a commit_ts in each change; Debezium connectors do not send one"),
-    ("sequence_by", "source", "needs a commit_ts in each change; Debezium connectors do not send one"),
+    ("mode", "history", "mode history needs the commit_ts of each change, which connectors do not send"),
+    ("sequence_by", "source", "this order needs the commit_ts of each change, which connectors do not send"),
 )
 
 
 def _connector_cut_problems(config: Config) -> Iterator[Problem]:
     """Yield problems of settings that cuts of a Debezium connector's topics do not support."""
     if config.source.debezium.schema_change_topic is not None:
-        reason = "is not possible with cuts, because its DDL has no order relative to the rows"
+        reason = "is not possible with cuts, because the topic's DDL has no order relative to the rows"
         yield Problem("source.debezium.schema-change-topic", reason, "remove it, or remove cuts")
     for section in sections_of(config):
         for name, value, reason in _NOT_BY_POSITION:
             if getattr(section.own, name) == value:
                 yield section.problem(name, reason, "remove it, or remove cuts")
         if section.own.snapshot not in (None, "never"):
-            reason = "reads rows as of now, and the database does not show the position of that read"
+            reason = (
+                "a snapshot reads the present rows, but the database does not show the position of the read"
+            )
             yield section.problem(
                 "snapshot",
                 f"{reason}: not possible with cuts",
@@ -194,7 +200,7 @@ def _connector_cut_problems(config: Config) -> Iterator[Problem]:
 
 
 def _offsets_topic(config: Config) -> Iterator[Problem]:
-    """Yield problems of ``offsets-topic`` and ``connector-name``, which only apply to cuts and together."""
+    """Yield problems of ``offsets-topic`` and ``connector-name``: only one is set, or there are no cuts."""
     debezium = config.source.debezium
     if (debezium.offsets_topic is None) != (debezium.connector_name is None):
         lacking = "offsets-topic" if debezium.offsets_topic is None else "connector-name"
@@ -205,13 +211,17 @@ def _offsets_topic(config: Config) -> Iterator[Problem]:
         yield Problem("source.debezium.offsets-topic", "has no effect without cuts", "set cuts, or remove it")
 
 
-# Settings that cuts of a database do not support, since they only gather the last change of each key until
-# the cut: setting, value, reason.
+# Settings that cuts of a database do not support: setting, value, reason. Until the next cut, a worker only
+# gathers the last change of each key.
 _NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
-    ("mode", "history", "stores each version of a row, but a cut only gathers the last one"),
-    ("deletes", "soft", "keeps a deleted row's values, which a cut does not gather"),
-    ("sequence_by", "source", "forgets deletes by the table's own time, which is that of the last cut"),
-    ("ignore_null_updates", True, "needs the stored values, which are merged only at the next cut"),
+    ("mode", "history", "mode history stores every version of a row, but a cut only writes the last version"),
+    ("deletes", "soft", "soft deletes keep the values of deleted rows, but a cut does not write them"),
+    (
+        "sequence_by",
+        "source",
+        "with this order, deletes are forgotten by the table's time, which only changes at a cut",
+    ),
+    ("ignore_null_updates", True, "needs the stored values of a row, which are only written at the next cut"),
 )
 
 
@@ -227,7 +237,8 @@ def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Proble
     for number, route in enumerate(config.routes):
         if route.shard_column is not None:
             reason = (
-                "is not possible with cuts, because the changes of each source table are gathered separately"
+                "is not possible with cuts, because changes are gathered for each source table separately "
+                "until the next cut"
             )
             yield Problem(f"routes[{number}].shard-column", reason, "remove the route, or remove cuts")
 
@@ -258,8 +269,8 @@ def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]
     for name, text in (("to", route.to), ("shard", route.shard or "")):
         for group in sorted(references(text)):
             if group > route.groups:
-                reason = f"names group ${group}, but {route.match!r} has {route.groups}"
-                yield name, reason, "put that part of the expression in match into ( )"
+                reason = f"names group ${group}, but {route.match!r} has {route.groups} groups"
+                yield name, reason, "in match, put the part of the expression that you mean into ( )"
     if route.shard_column is None and route.shard is not None:
         yield "shard", "has no effect without shard-column", "set shard-column, or remove it"
     if route.shard_column is None and route.merges:
@@ -267,12 +278,12 @@ def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]
             "shard-column",
             f"several source tables may be written to {route.to}, and rows with equal keys would overwrite "
             "each other",
-            "add a shard-column, which names the source table of each row, or use all variable parts of "
-            "`match` as groups in `to`",
+            "set shard-column, to store the name of the source table in each row, or put every variable part "
+            "of `match` into a group, and use all groups in `to`",
         )
     if route.shard_column and route.shard is not None and route.merges and not references(route.shard):
-        reason = "is the same for all source tables, so their rows could not be distinguished"
-        yield "shard", reason, "use a group of match, as in $1, or remove it"
+        reason = "is the same text for all source tables, so their rows could not be distinguished"
+        yield "shard", reason, "use a group of match in shard, as in $1, or remove shard"
     if earlier and (route.shard_column is None or earlier.shard_column != route.shard_column):
         columns = f"{earlier.shard_column or '(none)'} and {route.shard_column or '(none)'}"
         reason = f"two routes to {route.to} have different shard columns: {columns}"
@@ -318,7 +329,7 @@ def _without_effect(config: Config) -> Iterator[Problem]:
                 yield Problem(
                     f"source.{name.replace('_', '-')}",
                     "has no effect, because TiCDC ignores it without the TiDB extension",
-                    "set enable-tidb-extension: true as the changefeed has it, or remove it",
+                    "set source.enable-tidb-extension: true if the changefeed has it, or remove this setting",
                 )
 
 
@@ -339,7 +350,7 @@ def _schema_change_topic(config: Config) -> Iterator[Problem]:
             "source.debezium.schema-change-topic",
             f"topic {topic} is also in source.topics, but a connector writes DDL to a separate topic, whose "
             "name is the connector's topic.prefix",
-            "set it to that topic, or remove the topic from source.topics",
+            "set it to the connector's topic.prefix, or remove the topic from source.topics",
         )
 
 
@@ -350,16 +361,16 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
     if source.protocol == "flat-avro" and not source.avro_include_before_value:
         yield Problem(
             "source.output-raw-change-event",
-            "flat-avro then writes an update of a key without the old key, so the old row would never be "
-            "removed",
-            "set output-raw-change-event = false in the changefeed, or with the new TiCDC "
-            "avro-include-before-value: true in both",
+            "with it, flat-avro contains an update of a key without the old key, so the old row would never "
+            "be removed",
+            "set output-raw-change-event = false in the changefeed; or, with the new TiCDC, set "
+            "avro-include-before-value: true in the changefeed and under source",
         )
     elif any((section.mode, section.sequence_by) == ("upsert", "kafka") for section in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
-            "if a row gets a key that another row had (UPDATE t SET id = id + 1), the order of records in "
-            "Kafka does not show which change of the key was the last, so rows would be lost",
+            "with it, a row may get a key that another row had (UPDATE t SET id = id + 1), and the order in "
+            "Kafka does not show which of the two changes was the last, so rows would be lost",
             "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
         )
 
@@ -372,7 +383,10 @@ def _rules(config: Config) -> Iterator[Problem]:
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
-    """Yield problems of fixed flat-avro topics, each of which needs exactly one table under ``tables``."""
+    """Yield problems of flat-avro topics that are given by name, without placeholders.
+
+    Each of them needs exactly one entry under ``tables``.
+    """
     if config.source.protocol != "flat-avro":
         return
     owners: dict[str, list[str]] = defaultdict(list)
@@ -383,16 +397,16 @@ def _fixed_topics(config: Config) -> Iterator[Problem]:
         if len(names) > 1:
             yield Problem(
                 "tables",
-                f"topic {topic} is the topic of {' and '.join(names)}, but a fixed topic has "
-                "exactly one table, because it has only one subject in the registry",
+                f"topic {topic} is the topic of {' and '.join(names)}, but a flat-avro topic that is given "
+                "by name has exactly one table, because the registry has one subject per topic",
                 "give each table its own topic, or use a rule with {schema} and {table}",
             )
     for text in (rule.text for rule in config.source.rules if rule.is_fixed):
         if text not in owners:
             yield Problem(
                 "source.topics",
-                f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no entry of tables has it",
-                f"use such a rule, or add its table under tables: {{name: schema.table, topic: {text}}}",
+                f"{FLAT_AVRO_RULE}; {text} contains neither, and no entry of tables has this topic",
+                f"use such a rule, or add the topic's table: tables: [{{name: schema.table, topic: {text}}}]",
             )
 
 
@@ -405,8 +419,8 @@ def _tables(config: Config) -> Iterator[Problem]:
         if entry.topic and entry.name is None:
             yield Problem(f"{field}.topic", "a topic belongs to one table", "use name instead of match")
         if isinstance(entry.start, dict) and entry.name is None:
-            reason = "offsets belong to the topic of one table"
-            yield Problem(f"{field}.start", reason, "use name instead of match, or a time")
+            reason = "offsets belong to the topic of one table, but this entry may match several"
+            yield Problem(f"{field}.start", reason, "use name instead of match, or give a time as the start")
         if entry.definition and entry.name is None:
             yield Problem(
                 f"{field}.definition", "a definition belongs to one table", "use name instead of match"
@@ -450,8 +464,8 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
     if not keeps_bad_records(config):
         yield Problem(
             setting,
-            "has no effect: no table has bad-record: dead-letter",
-            "set bad-record: dead-letter, or remove it",
+            "has no effect, because no table has bad-record: dead-letter",
+            "set bad-record: dead-letter under defaults or tables, or remove the topic",
         )
     if config.topics_among([topic]):
         yield Problem(setting, f"{topic} matches source.topics", "name another topic")

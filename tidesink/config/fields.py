@@ -1,8 +1,8 @@
 """Building blocks of the config models: field types, references to secrets, and problems.
 
 The field types are durations, sizes, paths, secrets and SQLAlchemy URLs of databases. Only this module
-resolves the references ``${env:NAME}`` and ``${file:path}``. A problem is a wrong setting: its field, the
-fault, and the remedy.
+resolves the references ``${env:NAME}`` and ``${file:path}``. A problem describes a wrong setting: its place,
+the reason why it is wrong, and the remedy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _kebab(name: str) -> str:
 
 
 class Model(BaseModel):
-    """Base of the config's sections: frozen, with names in kebab case; unknown settings are errors."""
+    """Base of the config's sections: immutable, with names in kebab case. Unknown settings are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -111,7 +111,7 @@ def _listed(value: Any) -> Any:
 
 
 def beside_config(value: str, info: ValidationInfo) -> str:
-    """Return a path relative to the config file's folder; a URL stays unchanged."""
+    """Resolve a relative path against the folder of the config file; a URL stays unchanged."""
     base: Path | None = (info.context or {}).get("base")
     if base is None or "://" in value:
         return value
@@ -134,9 +134,9 @@ def _pem_file(path: str) -> str:
 
 
 def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy URL") -> None:
-    """Check that SQLAlchemy (if installed) supports the database of a URL. Does not connect to it.
+    """Check that SQLAlchemy (if installed) supports the database of a URL, without connecting to it.
 
-    ``remedy``: what to write instead, for the error. ``no_url``: the error's reason if ``url`` is not a URL.
+    ``remedy``: the error's remedy. ``no_url``: the error's reason if ``url`` is not a URL.
 
     Raises:
         RefusedSettingError: the URL is wrong or its database is not supported; the message never contains the
@@ -149,8 +149,8 @@ def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy 
         return
     if _AT_IN_PASSWORD.match(url):
         raise RefusedSettingError(
-            "has an @ in its password, so a part of the password would be read as the host name",
-            "write %40 for each @ in the password, and percent-encode the characters : / ? # and % too",
+            "has an @ in the password, so a part of the password would be read as the host name",
+            "write %40 for each @ in the password, and also percent-encode the characters : / ? # and %",
         )
     try:
         parsed = make_url(url)
@@ -183,9 +183,9 @@ def read_text(file: Path, shown: str = "") -> str:
 
 
 def without_secrets(value: str) -> str:
-    """Return a state store's location for messages.
+    """Return a state store's location (a path or a database URL) for messages.
 
-    A path is returned unchanged, a database URL without its password and the values after ``?``.
+    In a URL, the password and the values after ``?`` are replaced by ``***``.
     """
     if "://" not in value:
         return value
@@ -305,7 +305,7 @@ PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max
 TableName = Annotated[str, AfterValidator(_table_name)]
 """The name of one table, ``schema.table``."""
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]
-"""A pattern for table names, in the form of file name patterns: ``shop.*``."""
+"""A pattern for table names, with the wildcards of file name patterns, such as ``shop.*``."""
 
 
 _NOTHING: Final = object()
@@ -315,8 +315,8 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 class Interpolated:
     """A config's data with ``${…}`` references replaced by their values, and the places of the references.
 
-    A setting whose references are all empty is left out, and so is a section that has only such settings.
-    Therefore one config file can be used for brokers with and without a password.
+    A setting that becomes empty because its references are empty is omitted, and so is a section with only
+    such settings. This way, one config file can be used for brokers with and without a password.
     """
 
     def __init__(self, data: Any, *, base: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -350,7 +350,7 @@ class Interpolated:
             return self._from_file(name, setting_path)
         # The text is not shown, since it may be part of a password.
         self._refuse(
-            setting_path, "it contains a ${…} that is not a reference", "write ${env:NAME} or ${file:path}"
+            setting_path, "contains a ${…} that is not a reference", "write ${env:NAME} or ${file:path}"
         )
         return ""
 
@@ -413,11 +413,11 @@ _FORMS: dict[str, str] = {
     "string_pattern_mismatch": "give a text that matches {pattern}",
     "tuple_type": "give a list",
     "list_type": "give a list",
-    "dict_type": "give a section of names and values",
-    "model_type": "give a section of names and values",
-    "model_attributes_type": "give a section of names and values",
-    "union_tag_not_found": "give a section of names and values, with a type",
-    "too_short": "give at least {min_length}",
+    "dict_type": "give a section of settings (name: value)",
+    "model_type": "give a section of settings (name: value)",
+    "model_attributes_type": "give a section of settings (name: value)",
+    "union_tag_not_found": "give a section of settings (name: value), with a type",
+    "too_short": "give at least {min_length} of them",
 }
 _REMEDIES: dict[str, tuple[str, str]] = {
     "missing": ("required", "add it"),
@@ -426,16 +426,16 @@ _REMEDIES: dict[str, tuple[str, str]] = {
     "bool_parsing": ("{shown} is neither true nor false", "use true or false"),
     "bool_type": ("{shown} is neither true nor false", "use true or false"),
     "value_error": ("{shown} is not allowed", "{error}"),
-    **{kind: ("{shown} is not a number that fits", remedy) for kind, remedy in _NUMBERS.items()},
+    **{kind: ("{shown} is not a valid number", remedy) for kind, remedy in _NUMBERS.items()},
     **{kind: ("{shown} has the wrong form", remedy) for kind, remedy in _FORMS.items()},
 }
-_ANY_REMEDY: Final = ("{shown} has the wrong form", "see tidesink init for an example")
+_ANY_REMEDY: Final = ("{shown} has the wrong form", "run tidesink init to write an example")
 
 
 def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple[str, str]:
-    """Return the reason and the remedy for an error of pydantic.
+    """Return the reason and the remedy of a Problem for an error of pydantic.
 
-    ``shown``: the wrong value for the message, or a replacement if it may be a secret.
+    ``shown``: the wrong value as text, or a replacement if the value may be a secret.
     """
     if error["type"] == "extra_forbidden":
         names, word = _settings_at(model, list(error["loc"][:-1])), str(error["loc"][-1])
@@ -451,7 +451,10 @@ def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple
 
 
 def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Return the place of pydantic's error in the config. Leaves out pydantic's level for a target's type."""
+    """Return the place of pydantic's error in the config.
+
+    Removes the level that pydantic adds below ``target`` for the target's type.
+    """
     path = error["loc"]
     return path[:1] + path[2:] if path[0] == "target" else path
 
@@ -459,7 +462,7 @@ def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
 def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Iterable[str]) -> list[Problem]:
     """Convert pydantic's errors to Problems.
 
-    A message leaves out the wrong value if its place is in ``hidden``, or if it may be a secret.
+    A Problem does not contain the wrong value if the value may be a secret, or if its place is in ``hidden``.
     """
     problems = []
     for detail in error.errors(include_url=False):
@@ -474,7 +477,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Itera
 
 
 def _may_be_secret(model: type[BaseModel], path: Iterable[str | int]) -> bool:
-    """Returns True if the value at a place may be a secret: its type is secret, or is unknown."""
+    """Return True if the value at a place may be a secret, because its type is a secret or is unknown."""
     kinds: list[Any] = [model]
     for part in path:
         if part == "[key]":  # pydantic's place for the name of an entry, which is not a value
@@ -484,7 +487,10 @@ def _may_be_secret(model: type[BaseModel], path: Iterable[str | int]) -> bool:
 
 
 def _below(kind: Any, part: str | int) -> Iterator[Any]:
-    """Yield the possible types of a member of a value. The type of a field without a repr is a secret."""
+    """Yield the possible types of the member ``part`` of a value of the type ``kind``.
+
+    A field that is excluded from the repr counts as a secret.
+    """
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             if part in (info.alias, name):
@@ -513,7 +519,7 @@ def _settings_at(model: type[BaseModel], path: list[Any]) -> list[str]:
 
 
 def _types_of(model: type[BaseModel]) -> tuple[Any, ...]:
-    """Return the values of ``type`` that choose between the models of a section, such as a target."""
+    """Return the values of the setting ``type`` that choose this model, such as ``delta``; may be empty."""
     return get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 
@@ -525,7 +531,7 @@ def _annotation(model: type[BaseModel], alias: str) -> Any:
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
+    """Yield the pydantic models in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
@@ -551,9 +557,9 @@ Mode = Annotated[TableMode, BeforeValidator(lambda mode: mode, json_schema_input
 
 
 def normalised_mode(section: Any) -> Any:
-    """Return a section of the config with other names for a mode replaced by ``mode`` and ``deletes``.
+    """Replace the other ways to set a table's mode in a section of the config by ``mode`` and ``deletes``.
 
-    The other names are ``stored_as_scd_type`` and ``mode: soft-delete``.
+    The other ways are ``stored_as_scd_type`` and ``mode: soft-delete``.
 
     Raises:
         ValueError: two settings of the section contradict each other.
@@ -563,7 +569,9 @@ def normalised_mode(section: Any) -> Any:
     normalised = dict(section)
     if normalised.get("mode") == SOFT_DELETE:
         if normalised.get("deletes", "soft") != "soft":
-            raise ValueError("mode: soft-delete and deletes: hard contradict each other; remove one")
+            raise ValueError(
+                "mode: soft-delete and deletes: hard contradict each other; remove one of the two"
+            )
         normalised |= {"mode": "upsert", "deletes": "soft"}
     number = normalised.get("stored_as_scd_type")
     meant = MODE_OF_SCD_TYPE.get(number) if isinstance(number, int) else None
@@ -591,14 +599,14 @@ _FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
 
 
 class SchemaChanges(Model):
-    """Policies for changes of the source table's columns, and for DDL that changes its rows; see
+    """Policies for changes of the source table's columns, and for DDL that changes the table's rows; see
     `docs/schema-changes.md`."""
 
     add: Literal["apply", "ignore", "pause"] = "apply"
     """A new column. `apply` adds it, and existing rows get the column's default. `ignore` continues without
     it, so its values are lost. `pause` waits before the first batch that has the column."""
     widen: Literal["apply", "pause"] = "apply"
-    """A type that holds more than the target's type. `apply` widens the target's column."""
+    """A column type that can hold more values than the target's type. `apply` widens the target's column."""
 
     drop: Literal["ignore", "apply", "pause"] = "ignore"
     """A column that DDL dropped.
@@ -611,8 +619,8 @@ class SchemaChanges(Model):
     schema-change topic. With the latter, the new column is added next to the old one, and `apply` starts a
     resync that fills it."""
     narrow: Literal["ignore", "pause"] = "ignore"
-    """A type that holds less than the target's type. The target's column stays unchanged. Only if the topic
-    has DDL: canal-json."""
+    """A column type that can hold fewer values than the target's type. The target's column stays unchanged.
+    Only if the topic has DDL: canal-json."""
     truncate: Literal["pause", "apply", "ignore"] = "pause"
     """`TRUNCATE TABLE`. `apply` empties the target's table between the changes before and after it. `ignore`
     leaves the rows in the target. This and the following kinds exist only if a topic has DDL: canal-json, and
@@ -635,21 +643,23 @@ class SchemaChanges(Model):
     or that restores rows (`RECOVER TABLE`, `FLASHBACK`)."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
-        """Return the policy for a kind of change, including the kinds without a setting."""
+        """Return the policy for a kind of schema change, also for a kind without a setting in the config."""
         change_policy: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
         return change_policy
 
 
 def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
-    """Return the policies that a kind of change supports, the default first."""
+    """Return the policies that are allowed for a kind of schema change, the default first."""
     setting = SchemaChanges.model_fields.get(kind.replace("-", "_"))
     return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:
-    """Return the policies of a table. Each kind's policy is that of the first section that sets it.
+    """Return the schema change policies of a table, merged from several sections of the config.
 
-    ``own``: the table's sections, the most specific first. ``defaults``: for kinds that no section sets.
+    Each kind of change has the policy of the first section that sets it. ``own``: the ``schema-changes`` of
+    the entries that apply to the table, the most specific entry first. ``defaults``: policies for kinds that
+    no entry sets.
     """
     sections = [section for section in own if section is not None]
     given = {
@@ -674,9 +684,9 @@ _LISTS: Final = ("columns", "except_column_list")
 
 
 def selection(sections: Sequence[Model]) -> dict[str, Any]:
-    """Return the column lists of the first section that has one.
+    """Return ``columns`` and ``except_column_list`` of the first section that sets one of them.
 
-    Only one section is used, since lists from two sections would contradict each other.
+    Both lists come from the same section, because lists of two sections could contradict each other.
     """
     own = ({name: getattr(section, name) for name in _LISTS} for section in sections)
     return next((lists for lists in own if any(value is not None for value in lists.values())), {})
@@ -693,11 +703,12 @@ _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
 
 
 def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults for the settings of a table that have no effect with its mode or order.
+    """Return default values for merged settings that have no effect with a table's mode or order.
 
-    ``sections``: the sections that apply to the table, the most specific first. ``settings``: the merged
-    settings. A setting gets its default if a less specific section sets it than the mode or order. If the
-    same or a more specific section sets it, it keeps its value, and ``merged_problems`` reports it.
+    Only returns a default for a setting that comes from a less specific section than the mode or the order:
+    such a setting was meant for other tables. A setting from the same or a more specific section keeps its
+    value, and ``merged_problems`` reports it. ``sections``: the sections that apply to the table, the most
+    specific first. ``settings``: the merged settings.
     """
     defaults: dict[str, Any] = {}
     for (word, value), nothing in _NO_USE.items():
@@ -708,5 +719,5 @@ def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[
 
 
 def _place(sections: Sequence[Model], name: str) -> int:
-    """Return the index of the first section that sets ``name``; the last section is the defaults."""
+    """Return the index of the first section that sets ``name``. The last one, ``defaults``, always does."""
     return next(index for index, section in enumerate(sections) if getattr(section, name) is not None)

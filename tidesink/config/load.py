@@ -25,7 +25,7 @@ _MOST_VALUES: Final = 200_000
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, except that a repeated key is an error and does not replace the first value."""
+    """YAML's safe loader, except that a repeated key is an error instead of replacing the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -71,7 +71,7 @@ def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: set[yaml.N
 
 
 def load_config(path: str | Path) -> Config:
-    """Load the config from a file, with references to secrets resolved.
+    """Load the config from a file, with references such as ``${env:NAME}`` replaced by their values.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
@@ -97,12 +97,12 @@ def parse_config(
 ) -> tuple[Config | None, list[Problem]]:
     """Return the config of parsed YAML, or None and all problems if settings are wrong.
 
-    ``base``: folder that relative paths in the config start from. ``environment``: variables for references,
-    by default those of the process.
+    ``base``: folder that relative paths in the config start from. ``environment``: the variables that
+    ``${env:NAME}`` refers to; by default those of the process.
     """
     if not isinstance(data, dict):
         return None, [
-            Problem("(file)", "is not a mapping of settings", "run tidesink init to write an example")
+            Problem("(file)", "is not a section of settings", "run tidesink init to write an example")
         ]
     interpolated = Interpolated(data, base=base, environment=environment)
     config, problems = _validated(interpolated, base)
@@ -126,7 +126,7 @@ def _validated(interpolated: Interpolated, base: Path) -> tuple[Config | None, l
 
 
 def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of Kafka client properties; other settings may be wrong."""
+    """Yield the problems of the Kafka client properties in a config whose other settings may be wrong."""
     source = data.get("source")
     properties = source.get("kafka") if isinstance(source, dict) else None
     if isinstance(properties, dict):
@@ -134,7 +134,7 @@ def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _follows(problem: Problem, before: list[Problem]) -> bool:
-    """Returns True if a problem only follows from a wrong field that is already reported (``before``)."""
+    """Return True if a problem is only a consequence of a wrong field that ``before`` already reports."""
     return any(f"{earlier.field}.".startswith(f"{problem.field}.") for earlier in before)
 
 
@@ -161,7 +161,7 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(data: Any, path: tuple[int | str, ...]) -> int:
-    """Return how many leading parts of a setting's place exist in the data."""
+    """Return how many parts of a setting's place, counted from the first part, exist in the data."""
     for depth, part in enumerate(path):
         exists = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if not exists:
@@ -189,11 +189,11 @@ def read_yaml(file: Path) -> Any:
         what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
         raise ConfigError(f"is not YAML: {what}", file=str(file)) from error
     except RecursionError as error:
-        raise ConfigError("is not a config: its values are nested too deeply", file=str(file)) from error
+        raise ConfigError("is not a config: the values are nested too deeply", file=str(file)) from error
 
 
 def _explained(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's description of an error, without texts of the file that may be a password."""
+    """Return PyYAML's description of an error without quoted parts of the file, which may be a password."""
     for words, sign in (("alias", "*"), ("tag", "!")):
         if f"{words} '" in str(error.problem):
             return f"there is no such {words}; a text that begins with {sign} must be in quotes"
@@ -206,7 +206,7 @@ def _listing(path: str | Path, problems: list[Problem]) -> str:
 
 
 def load_registry_settings(path: str | Path) -> RegistrySettings:
-    """Load a registry's settings from a YAML file, which has the same form as ``source.schema-registry``.
+    """Load a registry's settings from a YAML file. It has the same settings as ``source.schema-registry``.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
@@ -217,7 +217,7 @@ def load_registry_settings(path: str | Path) -> RegistrySettings:
     settings = _validated_registry(interpolated, file, problems)
     if settings is None or problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ConfigError(f"These settings of a registry are wrong:\n{listed}", file=str(file))
+        raise ConfigError(f"Settings in the registry's file are wrong:\n{listed}", file=str(file))
     return settings
 
 
@@ -226,7 +226,7 @@ def _validated_registry(
 ) -> RegistrySettings | None:
     data = interpolated.data
     if not isinstance(data, dict):
-        problems.append(Problem("(file)", "is not a mapping of settings", "write urls: http://host:port"))
+        problems.append(Problem("(file)", "is not a section of settings", "write urls: http://host:port"))
         return None
     context = {"base": file.resolve().parent}
     try:
@@ -243,7 +243,7 @@ _NO_TEXT = frozenset({"boolean", "integer", "number"})
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the config's JSON Schema (draft 2020-12). ``tidesink validate`` checks more than this schema."""
+    """Return the config's JSON Schema (draft 2020-12). It checks less than ``tidesink validate``."""
     schema = _plain(Config.model_json_schema())
     registry = schema["$defs"]["RegistrySettings"]
     registry["properties"]["url"] = registry["properties"]["urls"]
@@ -259,9 +259,9 @@ def config_schema() -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Return a part of pydantic's schema without titles and Python markup.
+    """Return a part of pydantic's JSON Schema without titles and Python markup.
 
-    Patterns are anchored, and every value may also be a reference.
+    Patterns are anchored (``^…$``), and every value may also be a reference such as ``${env:NAME}``.
     """
     if isinstance(part, list):
         return [_plain(item) for item in part]

@@ -1,8 +1,8 @@
 """Models of the config file: the pipeline, tables, routes, table definitions, batches, cuts and Spark.
 
-Codec options have TiCDC's names, and settings for merging rows have Databricks' names. The module also finds
-the table of a topic, and the keys of tables, which codecs need. If a topic's name fits several tables, the
-topic's schema in the registry decides.
+Codec options have TiCDC's names, and settings for merging rows have Databricks' names. For codecs, the module
+also finds the table of a topic, and the keys of tables. If a topic's name fits several tables, the topic's
+schema in the registry shows the right one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _table_text(text: str) -> str:
 
 def _vetted(text: str) -> str:
     if "$" in _REFERENCE.sub("", text):
-        raise ValueError("$ must be followed by the number of a group ($1 to $9); a $ itself is $$")
+        raise ValueError("write $ only before the number of a group ($1 to $9), and write $$ for the sign $")
     return text
 
 
@@ -116,19 +116,19 @@ class Route(Model):
         return not references(self.to) >= set(range(1, self.groups + 1))
 
     def fits(self, table: TableId) -> re.Match[str] | None:
-        """Return the match of ``match`` with a table's name, or None."""
+        """Return the match of the regular expression with a table's name, or None if it does not match."""
         return re.compile(self.match, re.IGNORECASE).fullmatch(str(table))
 
 
 class Destination(NamedTuple):
-    """The target table of a source table, and the value of its shard column, or None without one."""
+    """The target table of a source table. ``shard``: the shard column and its value; None without a shard."""
 
     table: TableId
     shard: Shard | None = None
 
 
 def references(text: str) -> set[int]:
-    """Return the numbers of the groups that a text of a route contains, such as 1 for ``$1``."""
+    """Return the numbers of the groups to which a route's text refers, such as 1 for ``$1``."""
     return {int(group) for group in _REFERENCE.findall(text) if group != "$"}
 
 
@@ -136,7 +136,8 @@ def destination(routes: Sequence[Route], table: TableId) -> Destination:
     """Return the target table of a source table, by the first route that matches its name.
 
     Raises:
-        ConfigError: the result is not a table name, or the shard's name is too long or empty.
+        ConfigError: the route makes no valid table name, or the value of the shard column is empty or too
+            long.
     """
     for route in routes:
         match = route.fits(table)
@@ -180,7 +181,7 @@ Dialect = Literal["mysql", "postgres"]
 
 
 class Definition(Model):
-    """A table definition: ``CREATE TABLE`` in the source's SQL. ``file``: its file, or None."""
+    """A table definition: ``CREATE TABLE`` in the source's SQL. ``file``: the file it came from, or None."""
 
     sql: str
     file: str | None = None
@@ -207,7 +208,7 @@ class DefinitionFile(Model):
     file: str
     """The file's path, relative to the config file."""
     dialect: Dialect = "mysql"
-    """The database whose SQL it is."""
+    """The database whose SQL the file contains."""
 
 
 class DefinitionText(Model):
@@ -216,13 +217,14 @@ class DefinitionText(Model):
     sql: str
     """The CREATE TABLE statement."""
     dialect: Dialect = "mysql"
-    """The database whose SQL it is."""
+    """The database whose SQL the statement is in."""
 
 
 def read_definition(value: Any, info: ValidationInfo) -> Any:
-    """Read a table definition of the config, which may be SQL of TiDB or MySQL, or a section.
+    """Convert a table definition of the config to a section with ``sql``, the text of the statement.
 
-    A ``file`` in the section is relative to the config's folder.
+    The config may contain the statement itself (SQL of TiDB or MySQL), or a section with ``sql`` or ``file``.
+    The path of a ``file`` is relative to the config's folder.
     """
     if isinstance(value, str):
         return {"sql": value}
@@ -332,7 +334,7 @@ class TableOverride(Model):
     topic: str | None = None
     """The topic of this table, if no topic rule matches it. Not for canal-json."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """The columns that identify a row, if neither the key record nor `pkNames` has them."""
+    """The columns that identify a row, if neither the records' keys nor `pkNames` contain them."""
     definition: (
         Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=_DefinitionInput)]
         | None
@@ -365,17 +367,17 @@ class TableOverride(Model):
     schema_changes: SchemaChanges | None = None
     """As under `defaults`, for this table; kinds without a policy here keep that of `defaults`."""
     columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """As under `defaults`, for this table; replaces both lists there."""
+    """As under `defaults`, for this table; replaces both column lists of `defaults`."""
     except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
         default=None, alias="except_column_list"
     )
-    """As under `defaults`, for this table; replaces both lists there."""
+    """As under `defaults`, for this table; replaces both column lists of `defaults`."""
     rename: dict[str, str] | None = None
-    """As under `defaults`, for this table; replaces the names there."""
+    """As under `defaults`, for this table; replaces the new names of `defaults`."""
     filter: str | None = None
-    """As under `defaults`, for this table; replaces the filter there."""
+    """As under `defaults`, for this table; replaces the filter of `defaults`."""
     metadata: Metadata | None = None
-    """As under `defaults`, for this table; replaces the columns there."""
+    """As under `defaults`, for this table; replaces the extra columns of `defaults`."""
     ignore_null_updates: bool | None = Field(default=None, alias="ignore_null_updates")
     """As under `defaults`, for this table."""
 
@@ -492,7 +494,7 @@ class TableConfig(Model):
 
     @property
     def projection(self) -> Projection:
-        """The columns that the target table has, their names there, and its row filter.
+        """The columns of the target table, their names at the target, and the filter of its rows.
 
         Raises:
             ConfigError: the filter cannot be parsed. ``tidesink validate`` reports this first.
@@ -614,13 +616,13 @@ class Config(Model):
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Topics that the config names without a rule. They must exist."""
+        """Topics that the config gives by name, not by a rule with placeholders. They must exist."""
         named = [rule.text for rule in self.source.rules if rule.is_fixed]
         return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
 
     @cached_property
     def _bound_topics(self) -> Mapping[str, TableId]:
-        """The table of each topic that belongs to an entry of ``tables`` with a name."""
+        """The table of each topic that an entry of ``tables`` names, by ``topic`` or by the topic rules."""
         bound: dict[str, TableId] = {}
         for entry in self.tables:
             if entry.table is None:
@@ -646,9 +648,9 @@ def _first(overrides: list[TableOverride], name: str) -> Any:
 
 
 def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
-    """Return a function for ``open_codec`` that returns a topic's table, with cached results.
+    """Return a function that returns the table of a topic, for ``open_codec``.
 
-    The function only asks the registry if several tables fit the topic's name.
+    The function only asks the registry if several tables fit the topic's name, and caches its results.
     """
     tables: dict[str, TableId | None] = {}
 
@@ -661,7 +663,7 @@ def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], Tabl
 
 
 def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
-    """Return the ``keys`` of the tables that the config names."""
+    """Return the setting ``keys`` of each table that the config names and sets keys for."""
     return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
 
 
@@ -692,12 +694,12 @@ def _record(registry: SchemaReader, topic: str) -> TableId | None:
 
 
 def keeps_bad_records(config: Config) -> bool:
-    """Returns True if a table has ``bad-record: dead-letter``."""
+    """Return True if the config sets ``bad-record: dead-letter`` for at least one table."""
     return "dead-letter" in (config.defaults.bad_record, *(entry.bad_record for entry in config.tables))
 
 
 def carries_ddl(source: SourceSettings) -> bool:
-    """Returns True if the topics may hold DDL events, which are stored."""
+    """Returns True if the topics may hold DDL events, which the worker stores in the state store."""
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 

@@ -86,7 +86,7 @@ _OIDC: Final = (
 )
 _UNSECURED: Final = "enable.sasl.oauthbearer.unsecure.jwt"
 _JAAS: Final = "sasl.jaas.config"
-_READABLE: Final = "give a readable PEM file (ssl.keystore.location: PKCS#12)"
+_READABLE: Final = "give a readable PEM file, or for ssl.keystore.location a PKCS#12 file"
 _CERTIFICATE: Final = frozenset({"ssl.certificate.location", "ssl.certificate.pem"})
 _KEY: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 
@@ -287,7 +287,10 @@ def _registry_url(url: str) -> str:
 
 
 def registry_section(value: Any) -> Any:
-    """Return the section ``schema-registry`` with ``urls``, also if it is a plain URL or has ``url``."""
+    """Return the section ``schema-registry`` in one form, with ``urls``.
+
+    The config may also give it as a plain URL, as a list of URLs, or as a section with ``url``.
+    """
     if isinstance(value, str | list):
         return {"urls": value}
     if isinstance(value, dict) and "url" in value and "urls" not in value:
@@ -363,7 +366,10 @@ class RegistryAuth(SignIn):
     """OAuth 2.0 client credentials, used in place of password and token."""
 
     def signing(self, timeout: float = 10.0) -> Auth:
-        """Return the authentication of registry requests. ``timeout``: limit for a token request, in s."""
+        """Return the authentication of registry requests.
+
+        ``timeout``: limit for a token request, in seconds.
+        """
         return self.oauth.client(timeout) if self.oauth is not None else super().signing()
 
 
@@ -419,7 +425,7 @@ UntypedColumns = Literal["refuse", "text"]
 
 
 class DebeziumSettings(Model):
-    """Options of a Debezium connector that its records do not show. The names are Debezium's, with ``-``."""
+    """Options of a Debezium connector that its records do not show. Names are Debezium's, with ``-``."""
 
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
     """How binary columns are written as text, if a definition shows that a column is binary: `bytes`,
@@ -477,7 +483,7 @@ class DebeziumSettings(Model):
 
 
 class DatabaseSettings(Model):
-    """The source database, from which snapshots and other rows that the topics do not have are read."""
+    """The source database. Snapshots, and other rows that the topics do not contain, are read from it."""
 
     url: DatabaseUrl
     """The database's SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000` or
@@ -501,7 +507,7 @@ class DatabaseSettings(Model):
 
 
 def _database_section(value: Any) -> Any:
-    """Return the section ``database``, also if it is given as a plain URL."""
+    """Return the section ``database``. The config may also give it as a plain URL."""
     return {"url": value} if isinstance(value, str) else value
 
 
@@ -527,9 +533,9 @@ class SourceSettings(Model):
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
-    """TiCDC: `precise` or `string`. flat-avro only."""
+    """TiCDC: how decimals are written, `precise` or `string`. flat-avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
-    """TiCDC: `long` or `string`. flat-avro only."""
+    """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. flat-avro only."""
     avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
     """TiCDC: flat-avro topics carry DDL and watermark events. Requires `enable-tidb-extension`."""
     avro_include_before_value: bool = CodecOptions.avro_include_before_value

@@ -23,7 +23,7 @@ from tidesink.typemap.target_schema import row_keyed, shape_of
 
 
 class Section(NamedTuple):
-    """``defaults`` or an entry of ``tables``, with its place in the config, its mode and its order."""
+    """``defaults`` or an entry of ``tables``, with its place in the config, its mode and ``sequence_by``."""
 
     config: Config
     place: str
@@ -49,7 +49,7 @@ class Section(NamedTuple):
 
 
 def sections_of(config: Config) -> Iterator[Section]:
-    """Yield ``defaults``, then the entries of ``tables``, each with the mode and order that it has."""
+    """Yield ``defaults``, then the entries of ``tables``, each with the mode and order that apply to it."""
     defaults = config.defaults
     yield Section(config, "defaults", defaults, defaults.mode, defaults.sequence_by)
     for number, entry in enumerate(config.tables):
@@ -77,11 +77,13 @@ _KAFKA: Final = (
 
 
 def _order(section: Section) -> Iterator[Problem]:
-    """Yield problems of ``sequence_by: source``, and of settings that only apply to this order."""
+    """Yield problems of ``sequence_by: source``, and of settings that only have an effect with it."""
     config, source = section.config, section.config.source
     if section.own.sequence_by == "source":
         if "source-order" not in config.target.features:
-            reason = f"a target of type {config.target.type} does not store the positions of rows"
+            reason = (
+                f"a target of type {config.target.type} does not store the position of a row's last change"
+            )
             yield section.problem("sequence_by", reason, _KAFKA)
         # TiCDC's messages have a commit_ts. For other messages, plan and the worker report the problem.
         if source.debezium.unwrapped:
@@ -90,7 +92,7 @@ def _order(section: Section) -> Iterator[Problem]:
         elif source.lacks_commit_ts:
             yield section.problem(
                 "sequence_by",
-                "events have a position only if the changefeed has enable-tidb-extension=true",
+                "events have a commit_ts only if the changefeed has enable-tidb-extension=true",
                 f"set source.enable-tidb-extension: true if the changefeed has it, or {_KAFKA}",
             )
     tables = config.tables if section.own is config.defaults else ()
@@ -151,14 +153,14 @@ def needs_positions(config: Config, settings: TableConfig) -> bool:
 
 
 def may_load_quiet_tables(config: Config) -> bool:
-    """Return True if the pipeline supports loading tables that no record names from the source database."""
+    """Return True if the pipeline can load tables from the source database that have no records in Kafka."""
     return config.source.protocol == "canal-json" and config.source.database is not None
 
 
 def topic_without_records(config: Config, table: TableId) -> str | None:
-    """Return the topic of a table that no record names yet, by the topic rules.
+    """Return the topic that the topic rules name for a table without records in Kafka.
 
-    Returns None if only records can show the table's topic, or if tables without records are not loaded.
+    Returns None if the rules name several topics, or if the pipeline cannot load tables without records.
     """
     if not may_load_quiet_tables(config):
         return None
@@ -167,15 +169,15 @@ def topic_without_records(config: Config, table: TableId) -> str | None:
 
 
 def loads_quiet_tables(config: Config) -> bool:
-    """Return True if the config loads source tables that no record names."""
+    """Return True if the config lets workers load source tables without records in Kafka."""
     return may_load_quiet_tables(config) and bool(_loading(config))
 
 
 def quiet_tables(config: Config, stored: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
-    """Yield the source tables that are loaded even if no record names them, with their topics.
+    """Yield the source tables that are loaded even without records in Kafka, with their topics.
 
-    Only tables that an entry of ``tables`` names or matches are loaded this way, since a changefeed need not
-    send all tables of the database. ``stored``: the tables in the source database.
+    These are only tables that an entry of ``tables`` names or matches, because the changefeed may not send
+    all tables of the database. ``stored``: the tables in the source database.
     """
     entries = _loading(config)
     for table in stored:
@@ -239,7 +241,7 @@ OWN_PREFIX: Final = "_tidesink_"
 
 
 def _columns(section: Section) -> Iterator[Problem]:
-    """Yield problems of column lists, new names and the filter that show without the table's columns."""
+    """Yield problems of column lists, new names and the filter that do not depend on the table's columns."""
     own, renames = section.own, section.own.rename or {}
     if own.columns is not None and own.except_column_list is not None:
         yield section.problem(
@@ -287,7 +289,7 @@ def _metadata(section: Section) -> Iterator[Problem]:
     for kind in sorted({"commit_ts", "position"} & names.keys()) if source.lacks_commit_ts else ():
         yield section.problem(
             "metadata",
-            f"events show {kind} only if the changefeed has enable-tidb-extension=true",
+            f"events contain {kind} only if the changefeed has enable-tidb-extension=true",
             f"set source.enable-tidb-extension: true if the changefeed has it, or remove {kind}",
         )
 
@@ -299,8 +301,8 @@ def _null_updates(section: Section) -> Iterator[Problem]:
     if section.own.ignore_null_updates and CODECS[section.config.source.protocol].leaves_out:
         yield section.problem(
             "ignore_null_updates",
-            f"{section.config.source.protocol} can leave out an unchanged value, and this version cannot "
-            "distinguish that from NULL",
+            f"records of {section.config.source.protocol} can leave out an unchanged value, and this version "
+            "cannot distinguish a missing value from NULL",
             "remove it",
         )
 
@@ -310,7 +312,7 @@ def _twice(names: Iterable[str], fold: NameFold = fold_name) -> list[str]:
 
 
 def _columns_defined(config: Config) -> Iterator[Problem]:
-    """Yield problems of settings that name columns which the table's definition in the config lacks."""
+    """Yield problems of settings that name columns which the config's definition of the table lacks."""
     for number, entry in enumerate(config.tables):
         if entry.definition is None or entry.table is None:
             continue
@@ -361,14 +363,14 @@ def _merged(settings: TableConfig, prefix: str) -> Iterator[Problem]:
 def _clashes(
     prefix: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
 ) -> Iterator[Problem]:
-    """Yield problems of ``filter`` and ``ignore_null_updates`` with the table's mode or order."""
+    """Yield problems of ``filter`` and ``ignore_null_updates`` if they contradict a table's mode or order."""
     if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
         yield Problem(
             f"{prefix}.filter",
             "mode append stores changes as they are, but a filter would turn an update into an insert or a "
             "delete when a row begins or ceases to satisfy it",
-            "remove it (set filter: 'true' for this table if another section sets it), and create a view "
-            "of the table with the filter",
+            "remove it, and create a view of the table with the filter; if another section sets the filter, "
+            "set filter: 'true' for this table",
         )
     if own.ignore_null_updates and mode != "upsert":
         yield Problem(f"{prefix}.ignore_null_updates", f"mode {mode} stores each row unchanged", "remove it")
@@ -381,7 +383,7 @@ def _clashes(
 
 
 def _without_keys(name: str) -> tuple[str, str]:
-    """Return why a setting for the changes of one key has no effect in mode append, and the remedy."""
+    """Return why a setting that compares changes of one key has no effect in mode append, and the remedy."""
     return (
         "has no effect in mode append, where every change becomes a row",
         f"remove it, or use mode: upsert for the tables that need {name}",
@@ -409,7 +411,7 @@ def _schema_changes(section: Section) -> Iterator[Problem]:
             "has no effect in mode append: stored rows never change, and a renamed column is a new column"
         )
     elif "rows" not in target.features:
-        reason = f"has no effect: a target of type {target.type} sends each row with the columns that it has"
+        reason = f"has no effect: a {target.type} target sends each row with the columns that the row has"
     else:
         kinds = unreported_kinds(source)
         reason = f"has no effect: {source.protocol} does not report such a change with certainty"
@@ -442,12 +444,12 @@ def ddl_obstacle(config: Config) -> tuple[str, str] | None:
         return (
             "a connector's DDL has no order relative to its rows, so applying it needs a resync, which reads "
             "from source.database",
-            "set source.database, or use pause or ignore",
+            "set source.database, or use the policy pause or ignore",
         )
     if config.cuts is not None:
         return (
             "applying a connector's DDL needs a resync, which reads rows that are newer than the cuts",
-            "remove cuts, or use pause or ignore",
+            "remove cuts, or use the policy pause or ignore",
         )
     return None
 
@@ -460,7 +462,7 @@ def _is_all_logs(section: Section) -> bool:
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
-    """Return one line with the schema change policies that have an effect. ``logs``: for mode append."""
+    """Return a line with the schema change policies that have an effect. ``logs``: True for mode append."""
     passing = logs or "rows" not in config.target.features
     unknown = REPORTED_KINDS if passing else unreported_kinds(config.source)
     kinds = [kind for kind in get_args(ChangeKind) if kind not in unknown]
@@ -471,13 +473,13 @@ def unreported_changes(config: Config) -> Iterator[str]:
     """Yield warnings about schema changes that the source does not report or the target does not support."""
     if "rows" not in config.target.features:
         yield (
-            f"a target of type {config.target.type} sends each row with the columns that it has. Columns "
-            "that are dropped or renamed at the source are dropped or renamed in the messages, and no "
-            "message can express that a table was emptied"
+            f"a target of type {config.target.type} sends each row with the columns that the row has. "
+            "Columns that are dropped or renamed at the source are dropped or renamed in the messages, and "
+            "no message can express that a table was emptied"
         )
     elif unknown := unreported_kinds(config.source):
         what = "dropped, renamed or narrowed, or a table dropped or renamed"
         yield (
             f"{config.source.protocol} does not report with certainty that a column was "
-            f"{what if 'rename' in unknown else 'dropped or narrowed'}: it stays at the target"
+            f"{what if 'rename' in unknown else 'dropped or narrowed'}, so the target then stays unchanged"
         )

@@ -102,7 +102,7 @@ def _names_tables(template: str) -> str:
 
 
 CatalogName = Annotated[str, AfterValidator(_names_tables)]
-"""A table's name in a catalog, with the placeholders {schema} and {table}."""
+"""A template for names of tables in a catalog, with the placeholders {schema} and {table}."""
 
 
 def _no_session_catalog(name: str) -> str:
@@ -252,7 +252,7 @@ class SqlTls(Model):
 
 
 class SqlSettings(TargetModel):
-    """Settings of all SQL databases."""
+    """Settings that all targets in SQL databases have."""
 
     default_port: ClassVar[int]
 
@@ -355,9 +355,9 @@ class KafkaSettings(TargetModel):
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: messages have `_tidb` fields. Requires a source whose records have a commit_ts."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
-    """TiCDC: `precise` or `string`. Avro only."""
+    """TiCDC: how decimals are written, `precise` or `string`. Avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
-    """TiCDC: `long` or `string`. Avro only."""
+    """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. Avro only."""
     content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
@@ -554,7 +554,7 @@ class DeltaSettings(LakeSettings):
 
 
 def _type_of(settings: Any) -> str | None:
-    """Return the ``type`` of target settings; Delta if it is not set, None if the value has no settings."""
+    """Return the ``type`` of target settings; Delta if it is not set, None if the value is not a section."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
     named = getattr(settings, "type", named)
     return named if isinstance(named, str) else None

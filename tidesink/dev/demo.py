@@ -133,7 +133,10 @@ def only_demo(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores Ctrl-C and SIGTERM in this context, so that all services are stopped. Main thread only."""
+    """Ignores Ctrl-C and SIGTERM in this context, so that the code in it can stop all services.
+
+    Has no effect outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -185,7 +188,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
 
 
 def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) -> Path:
-    """Writes the demo's config, as a user would: without column types, which come from the topics."""
+    """Writes the demo's config and returns its path. It has no column types: they come from the topics."""
     source: dict[str, object] = {
         "brokers": addresses.brokers,
         "protocol": options.protocol,

@@ -305,7 +305,9 @@ def _vector_file(stored: str) -> str:
 def _roaring_array(data: bytes) -> Iterator[int]:
     magic, bitmaps = struct.unpack_from("<iq", data)
     if magic != _ROARING_ARRAY_MAGIC:
-        raise ValueError(f"The deletion vector has an unknown layout: {magic}.")
+        raise ValueError(
+            f"The deletion vector is not a portable Roaring bitmap array: it begins with {magic}."
+        )
     position = 12
     for _ in range(bitmaps):
         (high,) = struct.unpack_from("<i", data, position)
@@ -323,7 +325,7 @@ def _roaring32(data: bytes, start: int) -> tuple[list[int], int]:
         (count,) = struct.unpack_from("<I", data, start + 4)
         runs, position = bytes((count + 7) // 8), start + 8
     else:
-        raise ValueError(f"The Roaring bitmap has an unknown cookie: {cookie}.")
+        raise ValueError(f"A Roaring bitmap of the deletion vector begins with an unknown cookie: {cookie}.")
     headers = [struct.unpack_from("<HH", data, position + 4 * i) for i in range(count)]
     position += 4 * count
     if not with_runs or count >= 4:  # skips the offsets, since the containers follow each other

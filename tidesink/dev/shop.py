@@ -104,7 +104,7 @@ CREATE: dict[TableId, str] = {
 
 
 class AddedColumn(NamedTuple):
-    """A column that is added between the changes, and its value in existing rows."""
+    """A column that ALTER TABLE adds in the middle of the workload, and its value in existing rows."""
 
     name: str
     in_old_rows: Value

@@ -176,7 +176,10 @@ class _Demo:
             )
 
     def _copied(self, config: Config, shop: LiveShop) -> tuple[TableDiff, ...]:
-        """Runs the worker and the shop's changes, and returns the comparison that is made meanwhile."""
+        """Runs the worker while the shop changes its rows, and compares the two sides in the meantime.
+
+        Returns the result of this comparison.
+        """
         stop, flag = threading.Event(), StopFlag()
         with ThreadPoolExecutor(2) as threads:
             jobs = [

@@ -339,7 +339,7 @@ class StackAddresses(NamedTuple):
 
 @dataclass(frozen=True)
 class Service:
-    """A service of a stack, whose directory has its data in a folder, and its pid and log in ``run/``."""
+    """A service of the local stack. ``directory`` has a folder for its data, and ``run/`` for pid and log."""
 
     name: ClassVar[str]
 
@@ -714,11 +714,11 @@ def unpack(tar: tarfile.TarFile, folder: Path) -> None:
         try:
             tar.extractall(folder, filter="data")
         except tarfile.FilterError as exc:
-            raise DevStackError(f"{tar.name!r} is not an archive of plain files: {exc}") from exc
+            raise DevStackError(f"{tar.name!r} does not only contain plain files and folders: {exc}") from exc
         return
     # tarfile has no filters before Python 3.10.12 and 3.11.4, as in Debian 12 (3.11.2).
     for member in tar.getmembers():
         inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
         if not inside or not (member.isfile() or member.isdir()):
-            raise DevStackError(f"{tar.name!r} is not an archive of plain files: {member.name}")
+            raise DevStackError(f"{tar.name!r} does not only contain plain files and folders: {member.name}")
     tar.extractall(folder)  # noqa: S202

@@ -55,7 +55,7 @@ class WorkloadReport:
 
 
 class RecordEncoder:
-    """Encodes changes as Kafka records, with the topic of the topic rule.
+    """Encodes changes as Kafka records for the topics that a topic rule names.
 
     All changes of a key have the same partition, as with TiCDC's dispatcher ``index-value``.
     """
@@ -83,9 +83,10 @@ class RecordEncoder:
 def resend_suffixes(
     records: Iterable[OutgoingRecord], random: Random, every: int
 ) -> Iterator[tuple[OutgoingRecord, bool]]:
-    """Yields each record with False, and some records again with True, as after restarts of a changefeed.
+    """Yields all records, and some of them a second time, as after restarts of a changefeed.
 
-    A restarted changefeed begins at its checkpoint and sends all later records again, in the same order.
+    Each record comes with True if it is yielded for the second time, and otherwise with False. A restarted
+    changefeed begins at its checkpoint and sends all later records again, in the same order.
     ``every``: mean number of records between two restarts.
     """
     recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
@@ -129,7 +130,7 @@ class RecordSender:
     """Sends records to Kafka with an idempotent producer, in order and at a chosen rate."""
 
     def __init__(self, brokers: str, *, rate: float | None, by_topic: dict[str, int]) -> None:
-        """``rate``: records per second, or None for no limit. ``by_topic``: updated counts of records."""
+        """``rate``: records per second, or None for no limit. ``by_topic``: counts of sent records."""
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
