@@ -82,14 +82,14 @@ class TopicRule:
         """Parse a topic rule.
 
         Raises:
-            ConfigError: TiCDC would refuse the rule, or Kafka the topic.
+            ConfigError: TiCDC would refuse the rule, or Kafka would refuse the topic.
         """
         match = _EXPRESSION.fullmatch(text)
         if match is None or not text:
             raise ConfigError(
-                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the "
-                "name of a topic. The placeholders must be in that order, and other text must be of A-Z "
-                "a-z 0-9 . _ -"
+                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the name "
+                "of a topic. The placeholders must be in that order. Other text may only contain A-Z a-z "
+                "0-9 . _ and -."
             )
         parts = match.groupdict()
         rule = cls(
@@ -127,7 +127,7 @@ class TopicRule:
         return _topic_name(f"{self.prefix}{schema}{self.middle}{name}{self.suffix}")
 
     def matches(self, topic: str) -> bool:
-        """Returns True if the rule could give a table this topic."""
+        """Returns True if a table could have this topic under the rule."""
         if self.is_fixed:
             return topic == self.text
         if len(topic) == MAX_TOPIC_LENGTH and topic.startswith(self.prefix[:MAX_TOPIC_LENGTH]):
