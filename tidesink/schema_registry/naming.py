@@ -171,9 +171,14 @@ class TopicRule:
         names = " and ".join(str(table) for table in tables)
         if self.is_fixed:
             return (
-                f"The fixed topic {topic!r} can only have one table, but tables {names} are configured for it"
+                f"The fixed topic {topic!r} can only have one table, but tables {names} are configured for "
+                "it. Have the changefeed write each table to its own topic, and change the topic rule "
+                "accordingly."
             )
-        return f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}"
+        return (
+            f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}. Have the "
+            "changefeed write each table to its own topic, and change the rule accordingly."
+        )
 
     def _why_unknown(self, topic: str, candidates: tuple[TableId, ...]) -> str:
         if not self.matches(topic):

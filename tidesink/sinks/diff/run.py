@@ -1,4 +1,5 @@
-"""Runs ``tidesink diff``: compares tables in the target with the source database, or with another pipeline's.
+"""Runs ``tidesink diff``: compares tables in the target with the source database, or with another pipeline's
+copies.
 
 ``diff.comparison`` describes how rows are compared while they change.
 """
@@ -293,7 +294,7 @@ class SourceComparison(TableComparison):
 
 @dataclass
 class CutCopy(TableCopy):
-    """A table in a lake as of a cut, in which no change is pending.
+    """A table in a lake as of a cut (all tables as of one source transaction). A cut has no pending changes.
 
     ``log``: the log of the lake's cuts. ``cut``: the cut.
     """
@@ -315,7 +316,8 @@ class CutCopy(TableCopy):
             if cut_table.table == self.table:
                 return CutReader(self.log, cut_table, plan.shape)
         raise self.refused(
-            f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut with the table."
+            f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut that contains the "
+            "table."
         )
 
 

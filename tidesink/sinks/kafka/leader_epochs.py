@@ -94,10 +94,10 @@ class LeaderEpochs:
         self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
     def last(self, topic_offsets: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
-        """Returns, for each partition, the last record within 16 offsets before its end in ``ends``.
+        """Returns the last record before each partition's offset in ``ends``. Looks back at most 16 offsets.
 
-        If there is no such record, the first later record is returned. A partition without a record, or whose
-        record has no epoch, is absent. ``topic_offsets``: the topic's current offsets.
+        If these offsets have no record, the first later record is returned. A partition is absent if it has
+        no such record, or if the record has no epoch. ``topic_offsets``: the topic's current offsets.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -170,7 +170,7 @@ class CheckedLogs:
     """Remembers up to which leader epoch the partitions of one topic were checked. For one reader and one
     thread.
 
-    A partition's known record must be newer than at its last check, or the same record.
+    The known record that is passed for a partition must never be older than at the partition's last check.
     """
 
     def __init__(self, log: LeaderEpochs | None) -> None:
@@ -281,7 +281,10 @@ def _unsettled_error(
     read: Mapping[int, LastRecord],
     drops: int,
 ) -> SourceError:
-    """Returns the error for a partition whose newly read records never follow the known record."""
+    """Returns the error for a partition whose new records were dropped too often.
+
+    Each time that they were read, they did not follow the known record (see ``follows``).
+    """
     epochs = topic_offsets.leader_epochs
     number = min(
         n for n, record in read.items()
@@ -344,7 +347,10 @@ class _Look:
         return read_records
 
     def ended(self, known_records: Mapping[int, LastRecord]) -> set[int]:
-        """Returns the partitions in which the leader's log of the record's epoch ends before the record."""
+        """Returns the partitions whose leader no longer has the known record.
+
+        In the leader's log, the epoch of the known record ends before the record's offset.
+        """
         if not known_records:
             return set()
         cut = set[int]()
@@ -411,8 +417,8 @@ class _Look:
             consumer.incremental_unassign([TopicPartition(self._topic, number)])
 
     def _messages(self, consumer: Consumer, places: list[TopicPartition]) -> Iterator[Any]:
-        """Yields the messages of partitions until ``_done`` was called for each: records, ends, and missing
-        offsets.
+        """Yields records, ends of partitions and missing offsets until ``_done`` was called for each
+        partition.
 
         Raises:
             SourceError: The brokers refuse the request.
