@@ -120,7 +120,8 @@ class TopicRule:
     def topic_for(self, table: TableId) -> str:
         """Returns the topic of a table.
 
-        As in TiCDC, other characters are replaced, and the name is cut at 249 characters.
+        As in TiCDC, characters that a topic cannot have are replaced by ``_``, and the name is cut at 249
+        characters.
         """
         schema = _in_topic(table.schema) if self.has_schema else ""
         name = _in_topic(table.name) if self.has_table else ""
@@ -138,7 +139,8 @@ class TopicRule:
         """Returns all tables that a topic's name could belong to. Returns nothing unless the rule has both
         placeholders.
 
-        Characters that a topic cannot have are already replaced: ``a$b`` is returned as ``a_b``.
+        In the returned names, characters that a topic cannot have are replaced: table ``a$b`` is returned as
+        ``a_b``.
         """
         outside = len(self.prefix) + len(self.suffix)
         if not self.names_tables or not self.matches(topic) or len(topic) < outside:

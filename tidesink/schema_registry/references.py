@@ -150,7 +150,10 @@ def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
 
 
 class _Inlining:
-    """Inserts each definition at its first use. Later uses have only the full name."""
+    """Inserts the definition of each referenced type where a schema first uses it.
+
+    Later uses have only the type's full name.
+    """
 
     def __init__(self, definitions: Mapping[str, Json]) -> None:
         self._definitions = definitions

@@ -144,11 +144,11 @@ class TlsOptions:
             )
 
     def verify_argument(self) -> bool | str:
-        """Returns the ``verify`` argument for requests."""
+        """Returns the ``verify`` argument for functions of the requests library."""
         return str(self.ca) if self.verify and self.ca else self.verify
 
     def cert_argument(self) -> str | tuple[str, str] | None:
-        """Returns the ``cert`` argument for requests."""
+        """Returns the ``cert`` argument for functions of the requests library."""
         if self.client_cert is None:
             return None
         return (str(self.client_cert), str(self.client_key)) if self.client_key else str(self.client_cert)
@@ -532,7 +532,10 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
         self.failures = failures
 
     def retry_after(self) -> float | None:
-        """Returns the shortest of the requested waits in seconds, because one available address is enough."""
+        """Returns the shortest wait that an address requested, in seconds; None if no address requested one.
+
+        The shortest is used, because one available address is enough.
+        """
         return min((f.retry_after for f in self.failures if f.retry_after is not None), default=None)
 
 
@@ -601,7 +604,7 @@ class Transport:
                     raise self._unavailable(fault, attempt, seconds) from fault.__cause__
 
     def _stops_within(self, pause: float) -> bool:
-        """Wait before the next attempt. Returns True if a stop was requested, so that no attempt follows."""
+        """Wait ``pause`` seconds before the next attempt. Returns True if a stop was requested meanwhile."""
         if self.stop is not None:
             return self.stop.wait(pause)
         self.sleep(pause)
@@ -716,8 +719,8 @@ def retry_after_of(response: requests.Response) -> float | None:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and all errors that it wraps. requests and urllib3 store causes in args, reason or
-    context.
+    """Yields an error and all errors that it wraps. The libraries requests and urllib3 store causes in args,
+    reason or context.
     """
     seen: set[int] = set()
     waiting: list[object] = [error]

@@ -31,10 +31,10 @@ NO_POSITION: Final = (
 )
 
 REPLICA: Final = (
-    "The source database is a replica or a standby. It may lack changes that are already in Kafka, and a row "
-    "older than an applied change would stay in the target. Configure the address of the primary server "
-    "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
-    "replica, set source.database.replica: true."
+    "The source database is a replica or a standby. It may lack changes that are already in Kafka, and a "
+    "row older than an applied change would stay in the target. Set source.database to the address of the "
+    "primary server (Postgres: several hosts and target_session_attrs=read-write). If the connector itself "
+    "reads this replica, set source.database.replica: true."
 )
 # A key of a connection's ``info``: True if it may read a replica.
 IS_REPLICA: Final = "tidesink.replica"

@@ -483,7 +483,7 @@ def _bits(text: str) -> str:
 
 
 def _instant(text: str) -> str:
-    """Convert the time zone to ISO 8601's form. It is always UTC, because the session's is."""
+    """Convert the time zone of an instant's text to ISO 8601's form. It is always UTC, as in the session."""
     return text.replace("+00", "+00:00")
 
 

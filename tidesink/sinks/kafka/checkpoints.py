@@ -94,7 +94,10 @@ class ConnectorCheckpoints:
         # By the record's key, which names the source: the last checkpoint, or the reason why the offset is
         # none.
         self._found: dict[bytes, Checkpoint | str] = {}
-        self._absent = f"Topic {topic} has no offset of connector {connector} yet."
+        self._absent = (
+            f"Topic {topic} has no offset of connector {connector} yet. Check that "
+            "source.debezium.connector-name is its name in Kafka Connect."
+        )
 
     def look(self) -> None:
         """Read the new records of Kafka Connect's offsets topic, and update ``newest`` and ``reason``.

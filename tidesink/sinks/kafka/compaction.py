@@ -125,7 +125,7 @@ class CaughtUp:
     _mark: tuple[float, Mapping[int, int]] | None = field(default=None, repr=False)
 
     def begin(self, now: float, batch: int) -> None:
-        """Set the moment to ``now``. For a table that has no rows of the topic yet, and so misses no delete."""
+        """Set the moment to ``now``, for a table without rows of the topic, which cannot miss a delete."""
         self.time, self.batch = now, batch
 
     def see(

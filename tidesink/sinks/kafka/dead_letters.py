@@ -744,7 +744,7 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
 
 
 class TopicState(NamedTuple):
-    """State of the dead letter topic. ``replicas``: number of replicas with which it would be created."""
+    """State of the dead letter topic. ``replicas``: its number of replicas if it must be created."""
 
     is_there: bool
     replicas: int = 0
@@ -803,7 +803,8 @@ class _Admin:
             return True
 
     def create(self, *, validate_only: bool = False) -> int:
-        """Create the topic if it does not exist, or only check that this is possible.
+        """Create the topic if it does not exist. ``validate_only``: only check that the brokers would create
+        it.
 
         Returns the number of replicas.
         """

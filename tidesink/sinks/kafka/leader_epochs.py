@@ -113,11 +113,11 @@ class LeaderEpochs:
         return {n: record for n, record in read.items() if record is not None}
 
     def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Returns the offset at which the log was cut, for each partition that no longer has its known
-        record.
+        """Returns the partitions that lost their known record, each with the offset at which its log was cut.
 
-        From that offset on, the records in Kafka differ from those that were read. Partitions whose known
-        record expired, or is after the end, are not checked here.
+        The known record of a partition is the last record that was read. From the offset of the cut on, the
+        records in Kafka differ from those that were read. Partitions whose known record expired, or is after
+        the end, are not checked here.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -180,10 +180,11 @@ class CheckedLogs:
         self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
     def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Returns the partitions whose logs were cut before the known record, with the offsets of the cuts.
+        """Returns the partitions that lost their known record, each with the offset at which its log was cut.
 
-        Unlike ``LeaderEpochs.cuts``, sends no request while no partition has a new leader. A partition whose
-        broker reports no leader epoch is not checked.
+        The known record of a partition is the last record that was read. Unlike ``LeaderEpochs.cuts``, this
+        method sends no request while no partition has a new leader. A partition whose broker reports no
+        leader epoch is not checked.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -253,7 +254,8 @@ class CheckedLogs:
 def follows(
     topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
 ) -> bool:
-    """Returns True if the logs from which records were read after a check still have the known records.
+    """Returns True if the records that were read after a check show that the logs still have the known
+    records.
 
     ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each partition,
     the last record at the check and the last record that was read since.

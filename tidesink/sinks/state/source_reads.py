@@ -178,7 +178,7 @@ def _without_replaced(reads: Sequence[SourceRead]) -> list[SourceRead]:
 
 
 def _replaces(later: SourceRead, read: SourceRead) -> bool:
-    """Returns True if a later read has all consequences of an earlier read, so that the latter is not needed."""
+    """Returns True if a later read has all consequences of an earlier read, which is then not needed."""
     if later.limited and (later.keys, later.where) != (read.keys, read.where):
         return False
     if read.settles and not later.settles:

@@ -312,7 +312,8 @@ def _engine(url: str) -> sa.Engine:
         ) from exc
     except (ArgumentError, ValueError):  # ValueError: an invalid port
         raise ConfigError(
-            "state is neither a path nor a valid SQLAlchemy URL, such as sqlite:////var/lib/t.db."
+            "state is neither a path nor a valid SQLAlchemy URL. Set it to a path, or to a URL such as "
+            "sqlite:////var/lib/t.db."
         ) from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
