@@ -55,7 +55,7 @@ def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = No
 
 
 def cut_log(spark: SparkSession, config: Config) -> CutLog:
-    """Returns the log of a pipeline's cuts.
+    """Returns the log in which a pipeline records its cuts (all tables as of one source transaction).
 
     Raises:
         ConfigError: The pipeline's target is not a lake.
@@ -98,7 +98,8 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
 
 
 def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
-    """Returns the newest cut that is not later than ``at``. None: the newest cut. ``cuts``: newest first.
+    """Returns the newest cut that is not later than ``at``; if ``at`` is None, the newest of all. ``cuts``:
+    the stored cuts, newest first.
 
     Raises:
         ConfigError: No cut is published, or all stored cuts are later than ``at``.

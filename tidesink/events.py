@@ -159,9 +159,9 @@ class Column:
         return self.origin_default if self.redefaulted else self.default
 
     def redefined_by(self, new: Column) -> Column:
-        """Returns the column with a new definition.
+        """Returns the column with the definition ``new``.
 
-        Rows from before the column was added keep their value.
+        The value in rows from before the column was added does not change.
         """
         first = self.backfill
         changed = first != new.default

@@ -618,7 +618,7 @@ def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, 
 
 
 def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[CompatibilityLevel, ...]:
-    """Returns the compatibility levels under which tidesink's rules allow a schema as the next version."""
+    """Returns the levels under which tidesink's rules allow a schema as a subject's next version."""
     taking = []
     for level in COMPATIBILITY_LEVELS:
         compared_with = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]

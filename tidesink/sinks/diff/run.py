@@ -273,9 +273,10 @@ class SourceComparison(TableComparison):
             database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
-        """Read the candidates' rows from the source again, and return the candidates with the new digests.
+        """Read the rows of the differing keys (``candidates``) from the source again.
 
-        Queries the source by key, or reads all its rows if queries by key are not possible.
+        Returns the candidates with the new digests. Queries the source by key, or reads all its rows if
+        queries by key are not possible.
         """
         from tidesink.sinks.spark.digests import looked_at_source
 

@@ -170,7 +170,8 @@ class CheckedLogs:
     """Remembers up to which leader epoch the partitions of one topic were checked. For one reader and one
     thread.
 
-    The known record that is passed for a partition must never be older than at the partition's last check.
+    The known record that is passed for a partition (the last record that was read) must never be older than
+    at the partition's last check.
     """
 
     def __init__(self, log: LeaderEpochs | None) -> None:
@@ -234,7 +235,7 @@ class CheckedLogs:
         """Returns True if records that were read after a check may be applied (see the function ``follows``).
 
         ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each
-        partition, the last record at the check and the last record that was read since.
+        partition, the last record that had been read at the check, and the last record that was read since.
 
         Raises:
             SourceError: Records were dropped too many times under the same leaders, and further checks will
@@ -258,7 +259,7 @@ def follows(
     records.
 
     ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each partition,
-    the last record at the check and the last record that was read since.
+    the last record that had been read at the check, and the last record that was read since.
     """
     return all(
         _follows(known_records[number], record, topic_offsets.leader_epochs[number])
