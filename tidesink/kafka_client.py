@@ -574,11 +574,15 @@ def _tokens(text: str) -> Iterator[tuple[str, bool]]:
 
 def _options(tokens: list[tuple[str, bool]]) -> Iterator[tuple[str, str]]:
     if len(tokens) % 3:
-        raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+        raise JaasSyntaxError(
+            "an option must be name=value; a value with special characters needs quotation marks"
+        )
     for index in range(0, len(tokens), 3):
         (name, bad), equals, (value, worse) = tokens[index : index + 3]
         if bad or worse or equals != ("=", True):
-            raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+            raise JaasSyntaxError(
+                "an option must be name=value; a value with special characters needs quotation marks"
+            )
         yield name, value
 
 

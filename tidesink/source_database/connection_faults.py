@@ -120,7 +120,7 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "unresolved": _Reason(
             _SILENT,
             "host not found",
-            "Check the host in {url}, and the name service of this machine.",
+            "Check the host in {url}, and that DNS works on this machine.",
             passes=True,
         ),
         "timeout": _Reason(

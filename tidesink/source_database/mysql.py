@@ -141,8 +141,8 @@ _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
     "The source database's server accepts writes and has replication channels, all of which are stopped. "
     "It is treated as the primary server. If it is a replica whose replication was stopped, stop the "
-    "worker and configure the address of the primary server. Otherwise remove the channels (RESET REPLICA "
-    "ALL)."
+    "worker and set source.database to the address of the primary server. Otherwise remove the channels "
+    "(RESET REPLICA ALL)."
 )
 
 

@@ -58,7 +58,7 @@ _OPERATORS: Final = """coalesce((
     WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
 _CHILDREN: Final = (
     "Other Postgres tables inherit from the table, so its key does not identify all rows. Set snapshot: "
-    "never for it, and load its rows in another way."
+    "never for it, and load its existing rows with another tool."
 )
 
 

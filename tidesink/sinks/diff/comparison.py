@@ -294,7 +294,7 @@ class TableComparison(ABC):
         return candidates, verdict
 
     def _differences(self, sides: ComparedSides, candidates: DataFrame) -> Iterator[Difference]:
-        """Yield the first differing keys, at most ``DiffOptions.shown``. Pass all differing keys to ``keep``."""
+        """Yield the first differing keys, at most ``options.shown``. Pass all differing keys to ``keep``."""
         from tidesink.sinks.spark.digests import differing
 
         frame = differing(candidates, looks=self.looks)

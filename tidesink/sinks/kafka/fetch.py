@@ -680,13 +680,16 @@ REFUSED: Final[Mapping[int, str]] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
     KafkaError.SASL_AUTHENTICATION_FAILED: _LOGIN,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism. Set one that it "
+    "offers",
     KafkaError.ILLEGAL_SASL_STATE: _LOGIN,
     KafkaError._AUTHENTICATION: _LOGIN,
     KafkaError._SSL: "check ssl.ca.location, that the brokers' certificates name their hosts, and, with "
     "mutual TLS, ssl.certificate.location and ssl.key.location",
-    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed: the data on the broker are damaged",
-    KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing: the data are damaged",
+    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed, so the data on the broker are "
+    "damaged. See the broker's log",
+    KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing, so the data on the broker are "
+    "damaged. See the broker's log",
 }
 # Errors after which librdkafka tries again by itself, although it does not report them as retriable.
 _PASSING: Final = frozenset(
