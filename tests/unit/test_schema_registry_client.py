@@ -188,7 +188,7 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
         ),
         (
             403,
-            "the user lacks permission for this request. Grant it in the registry, or configure another user.",
+            "the user lacks permission for this request. Grant it in the registry, or use another user.",
         ),
     ],
 )

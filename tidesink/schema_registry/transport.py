@@ -416,7 +416,7 @@ T = TypeVar("T")
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 _SIGN_IN: Final = {
     401: "the credentials are missing or wrong. Check the registry's username and password, or its token.",
-    403: "the user lacks permission for this request. Grant it in the registry, or configure another user.",
+    403: "the user lacks permission for this request. Grant it in the registry, or use another user.",
 }
 
 
