@@ -122,9 +122,9 @@ class ConsumerGroup:
         return self._topics
 
     def waits_since(self) -> float:
-        """Returns the time (``time.monotonic()``) since which the member waits for records.
+        """Returns the time (``time.monotonic()``) since which this member waits for records.
 
-        While partitions are being assigned, it is the current time. Without topics, it is 0.
+        While the group assigns partitions, returns the current time. If the member has no topics, returns 0.
         """
         if not self._topics:
             return 0.0
@@ -421,7 +421,7 @@ class EventConsumer:
         self._out, self._events = records, None
 
     def _finished(self) -> None:
-        """Mark the returned records as finished. A record is finished once all its events were returned."""
+        """Mark the records that were returned last as finished, if all their events were returned."""
         if next(self._events or iter(()), None) is None:
             self._done.update(_offsets(self._out))
             self._hand_out([])

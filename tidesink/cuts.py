@@ -33,7 +33,8 @@ _EPOCH: Final = datetime.fromtimestamp(0, timezone.utc)
 
 
 def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
-    """Returns the tables of a pipeline as of one cut, by ``schema.table`` in the source database.
+    """Returns the tables of a pipeline as of one cut (all tables as of one source transaction). The keys are
+    names of the form ``schema.table``, as in the source database.
 
     Args:
         spark: A session that can read the lake's format and file system.
@@ -54,7 +55,7 @@ def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = No
 
 
 def cut_log(spark: SparkSession, config: Config) -> CutLog:
-    """Returns the log of a pipeline's cuts.
+    """Returns the log in which a pipeline records its cuts (all tables as of one source transaction).
 
     Raises:
         ConfigError: The pipeline's target is not a lake.
@@ -76,7 +77,8 @@ def check_lake(config: Config) -> None:
     if not isinstance(config.target, DeltaSettings | IcebergSettings):
         raise ConfigError(
             f"A target of type {config.target.type} stores no versions of tables that could be read as of a "
-            "cut. With cuts, a target database always has all tables as of the last cut (docs/cuts.md).",
+            "cut. Query the tables directly: with cuts, a target database always has all tables as of the "
+            "last cut (docs/cuts.md).",
             key="target.type",
         )
 
@@ -96,10 +98,11 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
 
 
 def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
-    """Returns the newest cut that is not later than ``at``. None: the newest cut. ``cuts``: newest first.
+    """Returns the newest cut that is not later than ``at``; if ``at`` is None, the newest of all. ``cuts``:
+    the stored cuts, newest first.
 
     Raises:
-        ConfigError: There is no such cut.
+        ConfigError: No cut is published, or all stored cuts are later than ``at``.
     """
     if not cuts:
         raise ConfigError(
@@ -108,7 +111,7 @@ def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
     newest = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
     if newest is None:
         raise ConfigError(
-            f"No stored cut is as old as {at}. The oldest cut is of {cuts[-1].time.isoformat()} "
+            f"All stored cuts are later than {at}. The oldest cut is of {cuts[-1].time.isoformat()} "
             f"(commit_ts {cuts[-1].commit_ts}). Choose this time or a later one.",
             key="cuts.keep",
         )

@@ -10,7 +10,7 @@ TidesinkError                        .context has the location, .remedy says who
 │   ├── ChecksumError                a row differs from its checksum, so it was damaged
 │   ├── RowUnavailableError          a row is stored outside its message, and was not found
 │   ├── FilterError                  the table's filter cannot be evaluated for a row
-│   ├── HorizonError                 a change is older than the deletes that the table remembers
+│   ├── HorizonError                 a change is older than the deletes that the target still remembers
 │   └── UnsupportedMessageError      this version cannot read a form of message yet
 ├── EncodeError               fix    the codec cannot write an event
 ├── RegistryError             fix    the registry refuses a request, and would refuse it again
@@ -152,7 +152,10 @@ class RowUnavailableError(DecodeError):
 
 
 class HorizonError(DecodeError):
-    """A change is older than the deletes that the table remembers. The message has the next step."""
+    """A change is so old that the target may have forgotten a later delete of its row.
+
+    The message has the next step.
+    """
 
 
 class FilterError(DecodeError):

@@ -131,7 +131,7 @@ class Column:
             chose.
         redefaulted: True if rows from before the column was added have another value than ``default``,
             because the default was changed later, or the column was added NOT NULL without a default.
-        origin_default: The value of these rows, if ``redefaulted`` is True.
+        origin_default: The column's value in these rows, as text, if ``redefaulted`` is True.
         earlier: Former types whose rows are read in another way, oldest first.
     """
 
@@ -153,15 +153,15 @@ class Column:
 
     @property
     def backfill(self) -> str | None:
-        """The value, as text, that rows from before the column was added have, despite later changes of the
-        default.
+        """The value, as text, in rows from before the column was added. Later changes of the default do not
+        affect it.
         """
         return self.origin_default if self.redefaulted else self.default
 
     def redefined_by(self, new: Column) -> Column:
-        """Returns the column with a new definition.
+        """Returns the column with the definition ``new``.
 
-        Rows from before the column was added keep their value.
+        The value in rows from before the column was added does not change.
         """
         first = self.backfill
         changed = first != new.default
@@ -200,7 +200,7 @@ class ChangeEvent(NamedTuple):
     """One row change.
 
     Attributes:
-        schema: Those of the writer's columns that the message contains.
+        schema: The writer's columns, without those that the message omits.
         extension: Members of the message that are not columns (``_tidb_…`` fields and envelope members).
     """
 
@@ -304,7 +304,7 @@ NameFold = Callable[[str], str]
 class _FoldApart:
     """Folds names to lower case, except names whose folded form is in ``apart``.
 
-    These are compared exactly.
+    Those names stay unchanged, so that they are compared exactly.
     """
 
     apart: frozenset[str]
@@ -318,8 +318,8 @@ def folding(*lists: Iterable[str]) -> NameFold:
     """Returns the function that folds the column names of these lists for comparisons.
 
     It is ``fold_name``, unless one list has two names that differ only in case, as Postgres and Oracle allow.
-    Such names are compared exactly in all lists. So a column whose name has another case on one side is found
-    if it is the only candidate.
+    Such names are compared exactly in all lists. All other names match even if their case differs between the
+    lists.
     """
     apart = set[str]()
     for names in lists:

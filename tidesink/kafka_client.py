@@ -2,9 +2,9 @@
 
 Names and meanings are from librdkafka's CONFIGURATION.md, and from ``SslConfigs`` and ``SaslConfigs`` of
 Apache Kafka (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A Java name without an equivalent is
-an error that names the replacement. ``sasl.jaas.config`` is parsed like Java's ``StreamTokenizer`` in Apache
-Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``, with strings in single or double quotes
-and backslash escapes.
+refused, with a message that says what to set instead. ``sasl.jaas.config`` is parsed like Java's
+``StreamTokenizer`` in Apache Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``, with
+strings in single or double quotes and backslash escapes.
 
 Every value is a secret to pydantic, so no error and no repr of a config shows a value.
 """
@@ -248,8 +248,8 @@ def client_settings(properties: Mapping[str, str]) -> ClientSettings:
 
 
 def _token_function(name: str) -> Callable[[str], Any]:
-    """Import the function with the name ``module:function``. Its errors are replaced, so that they show no
-    token.
+    """Import the function with the name ``module:function``. Errors that the function raises are replaced, so
+    that they show no token.
 
     Raises:
         ConfigError: The function cannot be imported.
@@ -277,7 +277,7 @@ def _token_function(name: str) -> Callable[[str], Any]:
 
 
 def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
-    """Returns the error for properties with which librdkafka does not create a client, without secrets."""
+    """Returns the error for properties that librdkafka refuses, without secrets."""
     from confluent_kafka import KafkaError
 
     if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
@@ -574,11 +574,15 @@ def _tokens(text: str) -> Iterator[tuple[str, bool]]:
 
 def _options(tokens: list[tuple[str, bool]]) -> Iterator[tuple[str, str]]:
     if len(tokens) % 3:
-        raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+        raise JaasSyntaxError(
+            "an option must be name=value; a value with special characters needs quotation marks"
+        )
     for index in range(0, len(tokens), 3):
         (name, bad), equals, (value, worse) = tokens[index : index + 3]
         if bad or worse or equals != ("=", True):
-            raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+            raise JaasSyntaxError(
+                "an option must be name=value; a value with special characters needs quotation marks"
+            )
         yield name, value
 
 

@@ -230,11 +230,11 @@ REFUSED: Final = [
     (_avro(ignore_null_updates=True), "builds a row from all its changes"),
     (
         _debezium("debezium-json"),
-        "among envelopes a tombstone is not a delete. Remedy: set source.debezium.unwrapped: true",
+        "a tombstone does not count as a delete. Remedy: set source.debezium.unwrapped: true",
     ),
     (
         _debezium("debezium-avro", **{"schema-registry": "http://127.0.0.1:1"}),
-        "among envelopes a tombstone is not a delete. Remedy: set cleanup.policy=delete",
+        "a tombstone does not count as a delete. Remedy: set cleanup.policy=delete",
     ),
 ]
 

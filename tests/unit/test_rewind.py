@@ -72,7 +72,7 @@ def test_what_goes_back_and_what_stands_already() -> None:
         ({0: 91}, {}, "Offset 91 of partition 0 is after the applied offset 90"),
         ({0: 20, 1: 41}, {}, "after the applied offset 40"),
         ({0: 9}, {}, "Kafka no longer has offset 9 of partition 0, whose first offset is 10"),
-        ({2: 0}, {}, "The table has not read partition 2. It has read partitions 0, 1"),
+        ({2: 0}, {}, "Choose one of the partitions that it has read: 0, 1"),
         ({7: 0}, {}, "The table has not read partition 7"),
         ({0: 90}, {}, "already continues from the requested offset"),
         ({}, {}, "already continues from the requested offset"),

@@ -186,7 +186,10 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
             401,
             "the credentials are missing or wrong. Check the registry's username and password, or its token.",
         ),
-        (403, "the user lacks permission. Grant it to the user, or configure another user."),
+        (
+            403,
+            "the user lacks permission for this request. Grant it in the registry, or use another user.",
+        ),
     ],
 )
 def test_a_refused_sign_in_is_final_and_shows_no_secret(

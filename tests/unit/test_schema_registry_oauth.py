@@ -186,6 +186,6 @@ def test_the_endpoints_certificate_must_be_trusted(tmp_path: Path, serve: Serve)
     pem = self_signed(tmp_path)
     server = serve(Reply(body={"access_token": "token-1", "expires_in": 60}))
     url = served_over_tls(server, pem)
-    with pytest.raises(RegistryError, match=r"is not trusted. Set its authority as oauth\.ca"):
+    with pytest.raises(RegistryError, match=r"is not trusted. Set oauth\.ca to the PEM file"):
         OAuthClient(url, "me", SECRET).header()
     assert OAuthClient(url, "me", SECRET, tls=TlsOptions(ca=pem)).header() == "Bearer token-1"

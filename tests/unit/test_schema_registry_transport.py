@@ -173,7 +173,7 @@ def pem(tmp_path: Path) -> Path:
 
 def test_a_certificate_nobody_vouches_for_is_final(serve: Serve, client: Client, pem: Path) -> None:
     url = served_over_tls(serve(Reply(body=[])), pem)
-    with pytest.raises(RegistryError, match=r"is not trusted\. Set its authority as `ca`") as caught:
+    with pytest.raises(RegistryError, match=r"is not trusted\. Set `ca` under tls") as caught:
         client(url).subjects()
     assert type(caught.value) is RegistryError
     assert client(url, tls=TlsOptions(ca=pem)).subjects() == []

@@ -1,4 +1,6 @@
-"""Schema registries: a client over HTTP, an in-memory registry, and TiCDC's names of topics and subjects."""
+"""Schema registries: an HTTP client, an in-memory registry, and TiCDC's rules for names of topics and
+subjects.
+"""
 
 from tidesink.schema_registry.base import (
     CompatibilityLevel,

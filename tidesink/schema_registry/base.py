@@ -2,7 +2,7 @@
 
 Two classes implement it: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over HTTP, and
 :class:`~tidesink.schema_registry.client.MemorySchemaRegistry` inside the process. Both may be used from
-several threads. This module also defines how a worker's stop ends a running request.
+several threads. This module also defines how a running request ends when a worker is asked to stop.
 """
 
 from __future__ import annotations
@@ -25,33 +25,41 @@ class SchemaReader(Protocol):
     """
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the schema text of an id."""
+        """Returns the text of the schema with this id."""
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Returns the newest version of a subject."""
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version that has this schema, or None."""
+        """Returns the version of a subject that has this schema, or None if the subject does not have the
+        schema.
+        """
 
     def versions(self, subject: str) -> list[int]:
         """Returns the version numbers of a subject, ascending."""
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject."""
+        """Returns the version of a subject with this number."""
 
     def subjects(self) -> list[str]:
         """Returns all subjects, sorted."""
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions that have a schema, sorted."""
+        """Returns the subjects that have the schema with this id, each with its version number, sorted."""
 
 
 @runtime_checkable
 class ContextReader(Protocol):
-    """A registry whose schema ids belong to a context. The subject of a record determines the context."""
+    """Read access to a registry whose schema ids are only unique within a context (a namespace of Confluent's
+    registry).
+
+    The subject of a record determines the context of its schema id.
+    """
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """Returns the schema text of an id that was read from a record, whose subject is known.
+        """Returns the text of the schema with an id from a record.
+
+        ``subject``: the subject of the record.
 
         Raises:
             SchemaNotFoundError: The registry does not have the id.
@@ -60,7 +68,7 @@ class ContextReader(Protocol):
 
 @runtime_checkable
 class SchemaWriter(Protocol):
-    """Write access to a schema registry, for encoders, and the compatibility levels of subjects."""
+    """Registers schemas, for encoders, and reads and sets the compatibility levels of subjects."""
 
     def register(self, subject: str, schema_text: str) -> int:
         """Register a schema under a subject if the subject does not have it yet. Returns the schema's id.
@@ -95,10 +103,10 @@ class SchemaRegistry(SchemaReader, SchemaWriter, Protocol):
 
 @runtime_checkable
 class SchemaSource(Protocol):
-    """Schemas of AWS Glue by UUID. May be used from several threads."""
+    """Reads schemas of the AWS Glue Schema Registry by UUID. May be used from several threads."""
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """Returns the text of the schema version with a UUID.
+        """Returns the text of the schema version with this UUID.
 
         Raises:
             SchemaNotFoundError: The UUID is not known.
@@ -120,7 +128,7 @@ COMPATIBILITY_LEVELS: tuple[CompatibilityLevel, ...] = get_args(CompatibilityLev
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema in the registry. ``subject`` and ``version`` are None if it was requested by its id."""
+    """A registered schema. ``subject`` and ``version`` are None if the schema was requested by its id."""
 
     id: int
     schema_text: str
@@ -130,7 +138,7 @@ class RegisteredSchema:
 
 @dataclass(frozen=True)
 class CompatibilityResult:
-    """The result of a compatibility check. ``messages``: reasons why the subject refuses the schema."""
+    """The result of checking a schema against a subject's versions. ``messages``: reasons for a refusal."""
 
     compatible: bool
     messages: tuple[str, ...] = ()
@@ -140,7 +148,7 @@ def require_level(text: str) -> CompatibilityLevel:
     """Returns the compatibility level with this name.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: No compatibility level has this name.
     """
     for level in COMPATIBILITY_LEVELS:
         if level == text:
@@ -161,7 +169,7 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class Stop(Protocol):
-    """A request to stop, such as ``threading.Event``. It is never withdrawn."""
+    """A flag that requests a stop, such as a ``threading.Event``. Once it is set, it stays set."""
 
     def wait(self, seconds: float, /) -> bool:
         """Wait until a stop is requested, at most this many seconds. Returns True if a stop was requested."""
@@ -172,10 +180,10 @@ class LeftBehindError(OSError):
 
 
 def waited_for(ask: Callable[[], R], stop: Stop | None) -> R:
-    """Call ``ask`` and return its result. A requested ``stop`` limits the wait.
+    """Call ``ask`` and return its result. Once ``stop`` is requested, wait at most ``LAST_SECONDS`` longer.
 
     A thread that waits for a server cannot be interrupted. So ``ask`` runs in a daemon thread, which does not
-    delay the end of the process. An error of ``ask`` is raised here.
+    delay the end of the process. An error that ``ask`` raises is raised here.
 
     Raises:
         LeftBehindError: A stop was requested, and ``ask`` did not end within ``LAST_SECONDS``.

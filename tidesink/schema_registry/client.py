@@ -53,7 +53,7 @@ from tidesink.schema_registry.transport import (
 
 
 class MemorySchemaRegistry:
-    """A schema registry in memory. ``schemas``: schemas by id that it has from the start."""
+    """A schema registry in memory. ``schemas``: its initial schemas, by id."""
 
     def __init__(
         self,
@@ -95,7 +95,9 @@ class MemorySchemaRegistry:
             return self._history(subject)[-1]
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version that has this schema, or None."""
+        """Returns the version of a subject that has this schema, or None if the subject does not have the
+        schema.
+        """
         identity = _identity(schema_text)
         with self._lock:
             history = self._subjects.get(subject, ())
@@ -111,7 +113,7 @@ class MemorySchemaRegistry:
             return [_version(item) for item in self._history(subject)]
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject.
+        """Returns the version of a subject with this number.
 
         Raises:
             SchemaNotFoundError: The subject or the version does not exist.
@@ -128,7 +130,7 @@ class MemorySchemaRegistry:
             return sorted(self._subjects)
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions that have a schema, sorted.
+        """Returns the subjects that have the schema with this id, each with its version number, sorted.
 
         Raises:
             SchemaNotFoundError: The registry does not have the id.
@@ -198,9 +200,9 @@ class MemorySchemaRegistry:
 
 
 class GlueSchemas:
-    """Schemas of AWS Glue, by the UUID that TiCDC writes before each payload.
+    """Schemas of AWS Glue by UUID. TiCDC writes the UUID of the schema before each payload.
 
-    ``name``: name of the file with the schemas, for messages.
+    ``name``: name of the file from which the schemas were loaded, for messages.
     """
 
     def __init__(self, schemas: Mapping[UUID, str], *, name: str = "memory") -> None:
@@ -211,7 +213,7 @@ class GlueSchemas:
         return f"{type(self).__name__}({self._name!r}, {len(self._schemas)} schemas)"
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """Returns the text of the schema version with a UUID.
+        """Returns the text of the schema version with this UUID.
 
         Raises:
             SchemaNotFoundError: The file does not have the UUID.
@@ -241,7 +243,7 @@ V = TypeVar("V")
 
 
 class TtlCache(Generic[K, V]):
-    """Caches values by key for ``ttl_seconds`` after they were stored. None caches them forever.
+    """Caches each value for ``ttl_seconds`` after it was stored. With None, values never expire.
 
     ``clock`` returns monotonic time in seconds.
     """
@@ -304,7 +306,9 @@ class SchemaRegistryClient:
     ) -> None:
         endpoints = [Endpoint.parse(url, auth) for url in ([urls] if isinstance(urls, str) else urls)]
         if not endpoints:
-            raise ConfigError("No URL of a schema registry is set. Set at least one URL.", key="url")
+            raise ConfigError(
+                "No URL of a schema registry is set. Set at least one URL under schema-registry.", key="url"
+            )
         self.urls = tuple(endpoint.url for endpoint in endpoints)
         self._transport = Transport(
             endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop
@@ -331,7 +335,7 @@ class SchemaRegistryClient:
         self._transport.close()
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the schema text of an id.
+        """Returns the text of the schema with this id.
 
         Raises:
             SchemaNotFoundError: The registry does not have the id.
@@ -339,7 +343,7 @@ class SchemaRegistryClient:
         return self._by_id(schema_id, None)
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """Returns the schema text of an id that was read from a record, whose subject is known.
+        """Returns the text of the schema with an id from a record. ``subject``: the subject of the record.
 
         Ids belong to a registry context. Confluent's registry searches all contexts for the subject,
         beginning with the default context, and answers from the context that has it (Schema Registry API
@@ -377,7 +381,9 @@ class SchemaRegistryClient:
         return cached or self._latest.put(subject, self._version(subject, "latest"))
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version that has this schema, or None."""
+        """Returns the version of a subject that has this schema, or None if the subject does not have the
+        schema.
+        """
         answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}", {"schema": schema_text})
         return None if answer.is_not_found else self._registered_schema(answer)
 
@@ -393,7 +399,7 @@ class SchemaRegistryClient:
         return sorted(_items(answer, int))
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject.
+        """Returns the version of a subject with this number.
 
         Raises:
             SchemaNotFoundError: The subject or the version does not exist.
@@ -405,7 +411,7 @@ class SchemaRegistryClient:
         return sorted(_items(self._transport.send("GET", "/subjects"), str))
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions that have a schema, sorted.
+        """Returns the subjects that have the schema with this id, each with its version number, sorted.
 
         Raises:
             SchemaNotFoundError: The registry does not have the id.
@@ -487,7 +493,7 @@ class SchemaRegistryClient:
             raise error.with_context(schema_id=schema_id, subject=subject, url=answer.url) from error
 
     def _text(self, answer: Answer) -> str:
-        """Returns the schema in an answer, with its references resolved."""
+        """Returns the schema text in a registry's answer, with its references resolved."""
         return written_out(_referring(answer), self._refer)
 
     def _refer(self, reference: Reference) -> ReferringSchema:
@@ -501,11 +507,11 @@ class SchemaRegistryClient:
         return self._referred.put(reference, _referring(answer))
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
-        """Ask the registry to check a schema against all versions if the level is transitive, else against
-        the latest.
+        """Ask the registry if a schema is compatible with a subject.
 
-        Confluent's registry would choose the versions by its level. Apicurio's compares with the requested
-        versions.
+        The request asks for a comparison with all versions if the subject's level is transitive, otherwise
+        with the latest version. Apicurio's registry compares with the requested versions. Confluent's
+        registry would choose them by the level.
         """
         path = f"/compatibility/subjects/{_escaped(subject)}/versions"
         if self.compatibility_level(subject).endswith("_TRANSITIVE"):
@@ -539,7 +545,7 @@ def _escaped(subject: str) -> str:
 
 
 def _referring(answer: Answer) -> ReferringSchema:
-    """Returns the schema in an answer, with its unresolved references.
+    """Returns the schema in a registry's answer. Its references to other schemas are not resolved yet.
 
     Raises:
         UnusableSchemaError: The schema is not Avro.
@@ -598,8 +604,8 @@ def open_registry(
     """Open the schema registry at a URL.
 
     ``url``: one URL, a sequence of URLs, or URLs joined by commas. Several URLs are tried in turn. Once
-    ``stop`` is requested, a request has two seconds and is not retried. ``memory://name`` is an in-memory
-    registry, the same one each time that it is opened in a process.
+    ``stop`` is requested, a request ends after at most two seconds and is not retried. ``memory://name`` is
+    an in-memory registry, the same one each time that it is opened in a process.
 
     Raises:
         ConfigError: A URL is invalid.
@@ -608,6 +614,8 @@ def open_registry(
     if not any(address.startswith(_MEMORY) for address in urls):
         return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry, stop=stop)
     if len(urls) > 1:
-        raise ConfigError("A memory:// registry cannot be combined with another address.", key="url")
+        raise ConfigError(
+            "A memory:// registry cannot be combined with another address. Remove one of the two.", key="url"
+        )
     with _lock:
         return _in_process.setdefault(urls[0], MemorySchemaRegistry(url=urls[0]))

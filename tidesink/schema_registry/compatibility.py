@@ -1,9 +1,9 @@
-"""Checks if an Avro schema may follow earlier versions of a subject, and names the field that prevents it.
+"""Checks if an Avro schema may become the next version of a subject, and names the fields that prevent it.
 
 The rules are Avro's schema resolution (specification 1.11), as implemented by the Java library that
 Confluent's and Apicurio's registries use. Names are compared without their namespace, and logical types are
-not compared. Registries describe refusals differently or not at all. The descriptions here name the field,
-and are the same for the HTTP client and the in-memory registry.
+not compared. Registries describe refusals differently or not at all. This module's descriptions name the
+field, and are the same for the HTTP client and the in-memory registry.
 
 This module also compares two schemas field by field. A field of a nested record has its path as its name
 (``_ticdc_before.id``). Types are described in a few words, with TiCDC's ``connect.parameters`` (tiflow
@@ -54,7 +54,7 @@ _PROMOTIONS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """One reason why a schema may not follow another.
+    """One reason why a schema is not compatible with an earlier version of its subject.
 
     ``field``: the field's dotted path; empty for the schema itself.
     """
@@ -74,8 +74,9 @@ class AvroSchema(NamedTuple):
 
 
 def parse_avro(schema_text: str) -> AvroSchema:
-    """Parse an Avro schema without checking its defaults, as some of TiCDC's are invalid (base64, integers
-    for double).
+    """Parse an Avro schema without checking its default values.
+
+    Some defaults in TiCDC's schemas are invalid: base64 texts, and integers for fields of type double.
 
     Raises:
         RegistryError: The text is not an Avro schema.
@@ -91,7 +92,7 @@ def parse_avro(schema_text: str) -> AvroSchema:
 def incompatibilities(
     level: CompatibilityLevel, new_text: str, old_texts: Sequence[str]
 ) -> tuple[Incompatibility, ...]:
-    """Returns the reasons why a schema may not follow the versions of a subject under a compatibility level.
+    """Returns the reasons why a compatibility level does not allow a schema as the next version of a subject.
 
     ``old_texts``: the subject's versions, oldest first.
 
@@ -151,9 +152,11 @@ class _Resolution:
             yield from self._plain(reader, writer, path)
 
     def _in_branch(self, reader: Node, branch: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
-        """Yields the reasons why a branch of a union cannot be read.
+        """Yields the reasons why ``reader`` cannot read ``branch``, which is ``writer`` or one type of its
+        union.
 
-        If both sides have a record, nested fields are named.
+        If both sides have a record of the same name, the reasons name its nested fields. Otherwise the only
+        reason is that the type changed.
         """
         branch = self._writer_node(branch)
         options = reader if isinstance(reader, list) else [reader]
@@ -300,7 +303,10 @@ class SchemaField:
 
     @property
     def source_type(self) -> str:
-        """The SQL type by TiCDC's parameters, for example ``DECIMAL(10, 2)``; empty without parameters."""
+        """The column's SQL type from TiCDC's ``connect.parameters``, for example ``DECIMAL(10, 2)``.
+
+        Empty if the field has no such parameters.
+        """
         rest = [value for name, value in sorted(self.parameters.items()) if name != "tidb_type"]
         name = self.parameters.get("tidb_type", "")
         return f"{name}({', '.join(rest)})" if rest else name
@@ -322,8 +328,8 @@ class FieldChange(NamedTuple):
     Attributes:
         old: The field in the old schema, or None.
         new: The field in the new schema, or None.
-        problem: Reason why a registry refuses the new schema; empty without one.
-        note: Warning about a difference that registries do not notice; empty without one.
+        problem: Reason why a registry refuses the new schema; empty if it accepts this field.
+        note: Warning about a difference that registries do not notice; empty if there is no such difference.
     """
 
     path: str
@@ -363,9 +369,9 @@ def compared(
 ) -> tuple[FieldChange, ...]:
     """Compare two schemas field by field.
 
-    Returns the fields in the new schema's order, then the removed fields. ``found``: reasons against the new
-    schema. Each reason is added to its field, or becomes an entry of its own if the field is in neither
-    schema.
+    Returns the fields in the new schema's order, then the removed fields. ``found``: reasons why the new
+    schema is incompatible. Each reason is added to the field that it names, or becomes an entry of its own if
+    neither schema has that field.
 
     Raises:
         RegistryError: One of the texts is not a schema.
@@ -386,7 +392,10 @@ def _row(path: str, old: SchemaField | None, new: SchemaField | None) -> FieldCh
 
 def _note(old: SchemaField, new: SchemaField) -> str:
     if _SCALE.findall(old.type) and _SCALE.findall(new.type) not in ([], _SCALE.findall(old.type)):
-        return "registries do not compare scales, so readers with the other schema get wrong numbers"
+        return (
+            "registries do not compare the scales of decimals, so readers that use the other schema get "
+            "wrong numbers"
+        )
     if old.type == new.type and old.parameters != new.parameters:
         return "registries do not compare connect.parameters"
     return ""
@@ -403,8 +412,9 @@ def _with_problems(rows: list[FieldChange], reasons: Sequence[Incompatibility]) 
 
 
 def _head(schema_text: str) -> SchemaField:
-    """Describes the record itself as a field: its name, which a rename of the table changes, and
-    its aliases.
+    """Describes the record itself as a field, whose type shows the record's name and its aliases.
+
+    So a renamed table, whose record has another name, is shown as a changed field.
     """
     node = json.loads(schema_text)
     if not isinstance(node, dict):
@@ -563,8 +573,8 @@ def verdict(
 ) -> Verdict:
     """Check if a subject of a registry accepts a schema.
 
-    ``level`` is used in place of the subject's compatibility level. If ``live`` is True, the registry is
-    asked too, which uses its own level.
+    ``level`` replaces the subject's compatibility level in tidesink's rules. If ``live`` is True, the
+    registry is asked too, which uses the level that it has stored.
 
     Raises:
         RegistryError: The registry does not answer, or the text is not an Avro schema.
@@ -608,7 +618,7 @@ def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, 
 
 
 def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[CompatibilityLevel, ...]:
-    """Returns the compatibility levels under which a schema may follow the versions, by tidesink's rules."""
+    """Returns the levels under which tidesink's rules allow a schema as a subject's next version."""
     taking = []
     for level in COMPATIBILITY_LEVELS:
         compared_with = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]

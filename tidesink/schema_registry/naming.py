@@ -82,14 +82,14 @@ class TopicRule:
         """Parse a topic rule.
 
         Raises:
-            ConfigError: TiCDC would refuse the rule, or Kafka the topic.
+            ConfigError: TiCDC would refuse the rule, or Kafka would refuse the topic.
         """
         match = _EXPRESSION.fullmatch(text)
         if match is None or not text:
             raise ConfigError(
-                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the "
-                "name of a topic. The placeholders must be in that order, and other text must be of A-Z "
-                "a-z 0-9 . _ -"
+                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the name "
+                "of a topic. The placeholders must be in that order. Other text may only contain A-Z a-z "
+                "0-9 . _ and -."
             )
         parts = match.groupdict()
         rule = cls(
@@ -120,14 +120,15 @@ class TopicRule:
     def topic_for(self, table: TableId) -> str:
         """Returns the topic of a table.
 
-        As in TiCDC, other characters are replaced, and the name is cut at 249 characters.
+        As in TiCDC, characters that a topic cannot have are replaced by ``_``, and the name is cut at 249
+        characters.
         """
         schema = _in_topic(table.schema) if self.has_schema else ""
         name = _in_topic(table.name) if self.has_table else ""
         return _topic_name(f"{self.prefix}{schema}{self.middle}{name}{self.suffix}")
 
     def matches(self, topic: str) -> bool:
-        """Returns True if the rule could give a table this topic."""
+        """Returns True if a table could have this topic under the rule."""
         if self.is_fixed:
             return topic == self.text
         if len(topic) == MAX_TOPIC_LENGTH and topic.startswith(self.prefix[:MAX_TOPIC_LENGTH]):
@@ -138,7 +139,8 @@ class TopicRule:
         """Returns all tables that a topic's name could belong to. Returns nothing unless the rule has both
         placeholders.
 
-        Characters that a topic cannot have are already replaced: ``a$b`` is returned as ``a_b``.
+        In the returned names, characters that a topic cannot have are replaced: table ``a$b`` is returned as
+        ``a_b``.
         """
         outside = len(self.prefix) + len(self.suffix)
         if not self.names_tables or not self.matches(topic) or len(topic) < outside:
@@ -171,9 +173,14 @@ class TopicRule:
         names = " and ".join(str(table) for table in tables)
         if self.is_fixed:
             return (
-                f"The fixed topic {topic!r} can only have one table, but tables {names} are configured for it"
+                f"The fixed topic {topic!r} can only have one table, but tables {names} are configured for "
+                "it. Have the changefeed write each table to its own topic, and change the topic rule "
+                "accordingly."
             )
-        return f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}"
+        return (
+            f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}. Have the "
+            "changefeed write each table to its own topic, and change the rule accordingly."
+        )
 
     def _why_unknown(self, topic: str, candidates: tuple[TableId, ...]) -> str:
         if not self.matches(topic):

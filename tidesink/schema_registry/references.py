@@ -64,7 +64,9 @@ def references_of(answer: object) -> tuple[Reference, ...]:
         if isinstance(item, dict):
             values = tuple(item.get(name) for name in Reference._fields)
         if [type(value) for value in values] != [str, str, int]:
-            raise _fault("the references do not have a name, subject and version, as in Confluent's API")
+            raise _fault(
+                "a reference lacks the name, the subject or the version that Confluent's API requires"
+            )
         references.append(Reference(*values))
     return tuple(references)
 
@@ -148,14 +150,17 @@ def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
 
 
 class _Inlining:
-    """Inserts each definition at its first use. Later uses have only the full name."""
+    """Inserts the definition of each referenced type where a schema first uses it.
+
+    Later uses have only the type's full name.
+    """
 
     def __init__(self, definitions: Mapping[str, Json]) -> None:
         self._definitions = definitions
         self._defined: set[str] = set()
 
     def of(self, schema: Json, namespace: str) -> Json:
-        """Returns a schema with its definitions inserted.
+        """Returns a schema in which the definitions of referenced types are inserted.
 
         ``namespace``: the namespace in which the schema is used.
         """

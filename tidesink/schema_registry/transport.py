@@ -144,11 +144,11 @@ class TlsOptions:
             )
 
     def verify_argument(self) -> bool | str:
-        """Returns the ``verify`` argument for requests."""
+        """Returns the ``verify`` argument for functions of the requests library."""
         return str(self.ca) if self.verify and self.ca else self.verify
 
     def cert_argument(self) -> str | tuple[str, str] | None:
-        """Returns the ``cert`` argument for requests."""
+        """Returns the ``cert`` argument for functions of the requests library."""
         if self.client_cert is None:
             return None
         return (str(self.client_cert), str(self.client_key)) if self.client_key else str(self.client_cert)
@@ -229,7 +229,7 @@ _SHOWN: Final = 160
 
 
 class TokenUnavailableError(OSError):
-    """The token endpoint returned no token now. The request is retried."""
+    """The token endpoint returned no token. The request that needs the token is retried."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ class OAuthClient(Auth):
     def __post_init__(self) -> None:
         if not self.token_url.startswith(("https://", "http://")) or "@" in self.token_url:
             raise ConfigError(
-                f"{safe_url(self.token_url)!r} is not the URL of a token endpoint. Write https://host/path,  "
-                "and set the secret as client-secret.",
+                f"{safe_url(self.token_url)!r} is not the URL of a token endpoint. Use the form "
+                "https://host/path. Set the client's secret as client-secret, not in the URL.",
                 key="token-url",
             )
 
@@ -315,8 +315,8 @@ class OAuthClient(Auth):
             )
         except requests.exceptions.SSLError as error:
             raise self._problem(
-                "has a certificate that is not trusted. Set its authority as oauth.ca, or check the host "
-                "name."
+                "has a certificate that is not trusted. Set oauth.ca to the PEM file of its certificate "
+                "authority, or check the host name in oauth.token-url."
             ) from error
         except OSError as error:
             raise TokenUnavailableError(
@@ -353,9 +353,9 @@ class OAuthClient(Auth):
 
 
 class _Basic(requests.auth.AuthBase):
-    """Basic authentication with form encoding, as RFC 6749 requires.
+    """Basic authentication with the client's id and secret form-encoded, as RFC 6749 requires.
 
-    The class of requests omits that encoding.
+    The ``HTTPBasicAuth`` of the requests library does not encode them.
     """
 
     def __init__(self, pair: str) -> None:
@@ -416,7 +416,7 @@ T = TypeVar("T")
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 _SIGN_IN: Final = {
     401: "the credentials are missing or wrong. Check the registry's username and password, or its token.",
-    403: "the user lacks permission. Grant it to the user, or configure another user.",
+    403: "the user lacks permission for this request. Grant it in the registry, or use another user.",
 }
 
 
@@ -425,7 +425,7 @@ class Answer:
     """A registry's answer: its HTTP status, its body as parsed JSON (None if it is not JSON), and the
     request's URL.
 
-    If the answer does not have the form of Confluent's API, another service probably uses the URL.
+    An answer that does not have the form of Confluent's API probably comes from another service at this URL.
     """
 
     status: int
@@ -532,12 +532,15 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
         self.failures = failures
 
     def retry_after(self) -> float | None:
-        """Returns the shortest of the requested waits in seconds, because one available address is enough."""
+        """Returns the shortest wait that an address requested, in seconds; None if no address requested one.
+
+        The shortest is used, because one available address is enough.
+        """
         return min((f.retry_after for f in self.failures if f.retry_after is not None), default=None)
 
 
 class Signature(AuthBase):
-    """Adds the ``Authorization`` header. Without credentials it prevents that requests reads ~/.netrc."""
+    """Adds the ``Authorization`` header. Without credentials, it keeps requests from reading ~/.netrc."""
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
@@ -553,7 +556,7 @@ class Signature(AuthBase):
 class Transport:
     """Sends requests to the first address that answers, beginning with the address that answered last.
 
-    Once ``stop`` is requested, a request has two seconds and is not retried.
+    Once ``stop`` is requested, a request ends after at most two seconds and is not retried.
     """
 
     endpoints: Sequence[Endpoint]
@@ -577,8 +580,9 @@ class Transport:
         self._session.close()
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        """Send a request. Returns the registry's answer, which may be an error below status 500 (except 408
-        and 429).
+        """Send a request, and retry temporary failures. Returns the registry's answer.
+
+        The answer may be an error with an HTTP status below 500, other than 408 and 429.
 
         Raises:
             RegistryUnavailableError: Every address failed until the retries ended or a stop was requested.
@@ -600,7 +604,7 @@ class Transport:
                     raise self._unavailable(fault, attempt, seconds) from fault.__cause__
 
     def _stops_within(self, pause: float) -> bool:
-        """Wait before the next attempt. Returns True if a stop was requested, so that no attempt follows."""
+        """Wait ``pause`` seconds before the next attempt. Returns True if a stop was requested meanwhile."""
         if self.stop is not None:
             return self.stop.wait(pause)
         self.sleep(pause)
@@ -664,8 +668,8 @@ class Transport:
         chain = list(causes_of(error))
         if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain):
             raise RegistryError(
-                "The certificate of the schema registry is not trusted. Set its authority as `ca`, "
-                "or check the host name.",
+                "The certificate of the schema registry is not trusted. Set `ca` under tls to the PEM file "
+                "of its certificate authority, or check the host name in the URL.",
                 url=endpoint.url,
             ) from error
         if isinstance(error, requests.ConnectTimeout):
@@ -699,9 +703,9 @@ def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:
 
 
 def retry_after_of(response: requests.Response) -> float | None:
-    """Returns the seconds of a ``Retry-After`` header, which has seconds or a date.
+    """Returns the seconds to wait from a ``Retry-After`` header, which has seconds or a date.
 
-    Returns None without the header.
+    Returns None if the answer has no such header.
     """
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
@@ -715,8 +719,8 @@ def retry_after_of(response: requests.Response) -> float | None:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and all errors that it wraps. requests and urllib3 store causes in args, reason or
-    context.
+    """Yields an error and all errors that it wraps. The libraries requests and urllib3 store causes in args,
+    reason or context.
     """
     seen: set[int] = set()
     waiting: list[object] = [error]

@@ -46,7 +46,7 @@ ReaderOf = Callable[[ColumnType], ValueReader | None]
 
 
 def _selected_type(column_type: ColumnType) -> pa.DataType:
-    """Returns the Arrow type of a column's selected values."""
+    """Returns the Arrow type of the values that a query selects for a column."""
     return _SELECTED.get(row_of(column_type).reader, pa.string())
 
 
@@ -109,7 +109,7 @@ def batches_of_packets(
 
 
 def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """Convert the texts that the server sent for a column to the column's ``selected`` type."""
+    """Convert the texts that the server sent for a column to an array of the column's ``_selected_type``."""
     texts = values.cast(pa.string())
     if row_of(column_type).reader == "binary":
         return from_hex(texts)
@@ -148,9 +148,9 @@ def column_batches(cursor: Any) -> Iterator[list[pa.Array]]:
 
 @dataclass
 class _Packets:
-    """The packets that a connection receives.
+    """Finds the rows in the packets that a connection receives.
 
-    ``data`` has the bytes, ``starts`` and ``ends`` the positions of rows.
+    ``data``: the received bytes. ``starts`` and ``ends``: positions of the complete rows in ``data``.
     """
 
     incoming: Any
@@ -263,9 +263,10 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
 def _lengths(
     places: npt.NDArray[np.uint8], at: Positions
 ) -> tuple[Positions, Positions, npt.NDArray[np.bool_]]:
-    """Returns the starts of values, their lengths in bytes, and which are NULL.
+    """Read the stored length of one column's value in every row.
 
-    ``at``: positions of the lengths.
+    Returns where each value starts, its length in bytes, and True for each NULL. ``at``: where each length is
+    stored.
     """
     first = places[at]
     begin, size, null = at + 1, first.astype(np.int64), first == _NULL

@@ -1,5 +1,5 @@
-"""The common interface of the supported source databases: tables, their columns, and operations
-that differ.
+"""The common interface of the supported source databases: tables, their columns, and the operations that
+differ between databases.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NO_POSITION: Final = (
 )
 
 REPLICA: Final = (
-    "The source database is a replica or a standby. It may lack changes that are already in Kafka, and a row "
-    "older than an applied change would stay in the target. Configure the address of the primary server "
-    "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
-    "replica, set source.database.replica: true."
+    "The source database is a replica or a standby. It may lack changes that are already in Kafka, and a "
+    "row older than an applied change would stay in the target. Set source.database to the address of the "
+    "primary server (Postgres: several hosts and target_session_attrs=read-write). If the connector itself "
+    "reads this replica, set source.database.replica: true."
 )
 # A key of a connection's ``info``: True if it may read a replica.
 IS_REPLICA: Final = "tidesink.replica"
@@ -75,8 +75,8 @@ class StoredTable(NamedTuple):
         generated: Types of generated columns, which logical decoding sends only if a publication includes
             them.
         row_key: Types of the columns by which TiDB identifies the rows of a table without a primary key.
-        constants: Texts of those ``row_key`` columns that have the same value in all rows, and that a query
-            cannot select.
+        constants: Values, as texts, of the ``row_key`` columns that are the same in all rows. A query cannot
+            select them.
         order: Digest of what determines the sort order of keys: types, collations and their versions
             (``order_digest``).
         identity: Columns that Postgres sends for a deleted row (its replica identity). None if it sends all
@@ -148,9 +148,10 @@ class SourceDialect(Protocol):
         """
 
     def uses_xa(self, connection: Connection) -> bool:
-        """Returns True if applications used transactions that are sent to Kafka before their commit.
+        """Returns True if applications have used XA transactions, whose changes reach Kafka before they are
+        committed.
 
-        This is known since the server's start.
+        Only uses since the server's start are known.
 
         Raises:
             ConfigError: The user lacks the permission to list such transactions.
@@ -166,15 +167,16 @@ class SourceDialect(Protocol):
         """
 
     def begin_snapshot(self, connection: Connection) -> None:
-        """Begin a transaction whose statements all read the same state of the database, unless one
-        has begun.
+        """Begin a transaction whose statements all read the same state of the database.
+
+        Does nothing if the connection is already in such a transaction.
         """
 
     def counted_rows(self, connection: Connection, table: TableId, query: Select[Any]) -> int | None:
         """Returns the number of rows that a query finds, counted in the transaction that read the rows.
 
-        Returns None if the count may differ from the rows that were read, or if the database cannot omit rows
-        unnoticed.
+        The count shows if a limit of the session omitted rows. Returns None if the database has no such
+        limit, or if the count may differ from the read rows for other reasons.
         """
 
     def read_as_of(self, connection: Connection, commit_ts: int) -> None:
@@ -188,8 +190,10 @@ class SourceDialect(Protocol):
         """Returns a table of the database, or None if there is no table with this name."""
 
     def row_key_constants(self, connection: Connection, table: TableId) -> Mapping[str, str]:
-        """Returns the constants of TiDB's row key for a table without a primary key; empty without such a row
-        key.
+        """Returns the values, as texts, of the columns of TiDB's row key that are the same in all rows.
+
+        TiDB identifies the rows of a table without a primary key by this row key. The only such column is the
+        table's id. Returns an empty mapping for a table without such a row key.
         """
 
     def selected(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
@@ -207,31 +211,34 @@ class SourceDialect(Protocol):
         """
 
     def value_reader(self, column_type: ColumnType) -> ValueReader | None:
-        """Returns a function that converts the driver's values of a ``selected`` column. It runs in a task.
+        """Returns the function that converts the driver's values of a ``selected`` column, except NULL.
 
-        It is not called for NULL. Returns None if the value needs no conversion, because it is a text or a
-        double.
+        It is called in Spark tasks. Returns None if the driver's values already are the required texts or
+        doubles.
         """
 
     def text_of(self, value: Any, column_type: ColumnType) -> str:
-        """Returns a selected value as the text that is used in keys."""
+        """Convert a value of a ``selected`` column to the text that keys contain."""
 
     def key_text(self, text: str, column_type: ColumnType) -> str:
-        """Convert a value's text in canal-json to the text that ``text_of`` returns. Bytes are in latin-1."""
+        """Convert a value's canal-json text to the text that ``text_of`` returns.
+
+        Binary values are latin-1 texts, one character per byte.
+        """
 
     def compared(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
-        """Returns the expression of a column that can be compared with a parameter."""
+        """Returns the expression of a column that can be compared with a result of ``parameter_of``."""
 
     def parameter_of(self, text: str | None, column_type: ColumnType) -> Any:
-        """Convert a text that ``text_of`` returned to a parameter that can be compared with a ``compared``
-        column.
-        """
+        """Convert a result of ``text_of`` to a query parameter for comparisons with a ``compared`` column."""
 
     def bounded(
         self, key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
     ) -> ColumnElement[bool]:
-        """Returns the condition that the key is above the bound, or not above it, in a form that uses an
-        index.
+        """Returns the SQL condition that the key is greater than ``bound``, or with ``above=False``, at most
+        ``bound``.
+
+        The database can use an index for the condition.
         """
 
 
@@ -284,7 +291,7 @@ def rows_between(
     after: KeyTexts | None = None,
     up_to: KeyTexts | None = None,
 ) -> Select[Any]:
-    """Add key bounds to a query: only keys above ``after`` and not above ``up_to``. None: no bound.
+    """Add key bounds to a query: only keys greater than ``after`` and at most ``up_to``. None: no bound.
 
     A bound has the text of each key column. The database compares the keys.
     """
@@ -294,7 +301,7 @@ def rows_between(
 
 
 def code_of(error: BaseException) -> ErrorCode | None:
-    """Returns the code of a SQLAlchemy error: the server's number or SQLSTATE, or None."""
+    """Returns the server's error number or SQLSTATE of a SQLAlchemy error, or None if it has no code."""
     cause = getattr(error, "orig", None)
     code = cause.args[0] if cause is not None and cause.args else None
     return code if isinstance(code, int) else getattr(cause, "sqlstate", None)

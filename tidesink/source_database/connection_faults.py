@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 
 class ConnectionFault(NamedTuple):
-    """The fault of a failed connection.
+    """The reason why a connection to a database server failed.
 
     Attributes:
         code: SQLSTATE, error number of the server, or a word such as ``refused``.
@@ -29,7 +29,7 @@ class ConnectionFault(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """True if the code has its own explanation here."""
+        """True if this module has an explanation for the code."""
         return self.code in _REASONS
 
     @property
@@ -52,7 +52,10 @@ class ConnectionFault(NamedTuple):
 
 
 class _Reason(NamedTuple):
-    """The texts of a fault. ``quotes``: True if a message of the server is shown in place of ``why``."""
+    """The texts that explain a fault to the user.
+
+    ``quotes``: True to show the server's message in place of ``why``.
+    """
 
     says: str
     why: str
@@ -117,7 +120,7 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "unresolved": _Reason(
             _SILENT,
             "host not found",
-            "Check the host in {url}, and the name service of this machine.",
+            "Check the host in {url}, and that DNS works on this machine.",
             passes=True,
         ),
         "timeout": _Reason(
@@ -260,7 +263,7 @@ _OF_SERVER: Final = re.compile(r"^\S+:  (.+)$")
 
 
 def postgres_fault(error: BaseException) -> ConnectionFault:
-    """Returns the fault because of which psycopg could not connect.
+    """Returns the reason why psycopg could not connect.
 
     The fault's text contains no row values. libpq's hints are left out.
     """
@@ -277,7 +280,10 @@ def postgres_fault(error: BaseException) -> ConnectionFault:
 
 
 def _words(line: str) -> str:
-    """Returns the server's message in a line, or an empty text if the line is libpq's own."""
+    """Returns the Postgres server's message from a line of libpq's error text.
+
+    Returns an empty text if libpq itself wrote the line.
+    """
     match = _OF_SERVER.match(line)
     return match[1] if match else ""
 
@@ -290,9 +296,9 @@ _OF_CLIENT: Final = range(2000, 3000)
 
 
 def mysql_fault(error: BaseException) -> ConnectionFault:
-    """Returns the fault because of which PyMySQL could not connect.
+    """Returns the reason why PyMySQL could not connect.
 
-    Its text contains only names, no row values.
+    The fault's text contains only names, no row values.
     """
     cause = getattr(error, "original_exception", None)
     cause = cause if isinstance(cause, OSError) else error

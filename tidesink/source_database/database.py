@@ -131,8 +131,8 @@ def begin_at_position(connection: Connection, *, since: int) -> int:
     read_ts = dialect_of(connection).begin_at_position(connection)
     if read_ts < since:
         raise SourceUnavailableError(
-            f"The source database reads as of commit_ts {read_ts}, but {since} or later is needed. Read from "
-            "the cluster whose changefeed writes the topic."
+            f"The source database reads as of commit_ts {read_ts}, but {since} or later is needed. Set "
+            "source.database to the URL of the cluster whose changefeed writes the topic."
         )
     return read_ts
 
@@ -147,7 +147,8 @@ def open_transactions(connection: Connection) -> frozenset[str]:
 
 
 def uses_xa(connection: Connection) -> bool:
-    """Returns True if applications used transactions that are sent to Kafka before their commit.
+    """Returns True if applications have used XA transactions, whose changes reach Kafka before they are
+    committed.
 
     Raises:
         ConfigError: The user lacks the permission to list such transactions.
@@ -200,9 +201,9 @@ def _not_connected(
 
 
 def _refusal(cause: BaseException | None, code: ErrorCode | None) -> str:
-    """Returns an error code with the server's message, without quoted parts.
+    """Returns an error's code and the server's message, without quoted parts.
 
-    For these codes a message has only names.
+    For use with codes whose messages contain names, but no row values.
     """
     diag = getattr(cause, "diag", None)
     args = cause.args if cause is not None else ()
@@ -242,15 +243,14 @@ def translated(option: str) -> Iterator[None]:
             ) from error
         if code in mysql.TOO_OLD:
             raise ConfigError(
-                f"{option}: the source database no longer has the state as of the cut (code {code}). "
-                "Choose a newer cut, and set tidb_gc_life_time to a longer time than has passed since the "
-                "cut.",
+                f"{option}: the source database no longer has the state as of the cut (code {code}). Choose "
+                "a newer cut. To keep states longer from now on, increase tidb_gc_life_time in TiDB.",
                 key=option,
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(
-                f"{option}: a column was dropped in the source database while the table was read. Read the "
-                f"table again."
+                f"{option}: a column was dropped in the source database while the table was read. A worker "
+                "reads the table again by itself. If you ran a command, run it again."
             ) from error
         raise _not_connected(error.orig, option, code) from error
     except SQLAlchemyError as error:

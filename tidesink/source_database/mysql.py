@@ -141,8 +141,8 @@ _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
     "The source database's server accepts writes and has replication channels, all of which are stopped. "
     "It is treated as the primary server. If it is a replica whose replication was stopped, stop the "
-    "worker and configure the address of the primary server. Otherwise remove the channels (RESET REPLICA "
-    "ALL)."
+    "worker and set source.database to the address of the primary server. Otherwise remove the channels "
+    "(RESET REPLICA ALL)."
 )
 
 
@@ -295,8 +295,9 @@ def _prepared(connection: Connection) -> frozenset[str] | None:
 
 
 def _uncounted(connection: Connection) -> str:
-    """Returns why XA transactions may be open although their counters are 0, or an empty text if this is
-    unlikely.
+    """Returns the reason why XA transactions may be open although their counters are 0.
+
+    Returns an empty text if open XA transactions are unlikely.
     """
     if connection.info.get(IS_REPLICA):
         return _IS_REPLICA
@@ -381,7 +382,7 @@ def read_as_of(connection: Connection, commit_ts: int) -> None:
 def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:
     """Returns the types of a table's columns in order, without virtual columns, which TiCDC does not send.
 
-    Empty if the table does not exist.
+    Returns an empty mapping if the table does not exist.
     """
     return {column.name: column.type for column in _columns(connection, table) if not column.virtual}
 
@@ -469,12 +470,12 @@ def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
 
 
 def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:
-    """Returns a table's CREATE TABLE statement, and a commit_ts that is not later than the statement.
+    """Returns a table's CREATE TABLE statement, and a commit_ts up to which it contains all changes.
 
-    Returns None if the table does not exist or is a view. The commit_ts is read before the statement, so the
-    statement may already contain later changes. It is TiDB's, or comes from the server's clock, and is the
-    first commit_ts of its millisecond. A DDL event without a commit_ts gets the first commit_ts of its
-    millisecond too, so that a later DDL of the same millisecond is not treated as older than the statement.
+    Returns None if the table does not exist or is a view. The statement may contain later changes too,
+    because the commit_ts is read first. The commit_ts comes from TiDB or from the server's clock, and is the
+    first one of its millisecond. A DDL event without a commit_ts also gets the first commit_ts of its
+    millisecond. So a later DDL event of the same millisecond does not count as older than the statement.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -494,8 +495,10 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
-    """Returns TiDB's id of the table for its row key. Returns nothing for a partitioned table, whose
-    partitions have ids.
+    """Returns the table's id in TiDB, the column of its row key that is the same in all rows.
+
+    Returns an empty mapping if the table has no such row key, or is partitioned: then each partition has its
+    own id.
 
     TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` describes the columns that are read. Rows that are
     not clustered by a primary key have a column ``_tidb_rowid``, which the catalog does not list.
@@ -623,7 +626,7 @@ def column_batches(
 def value_reader(column_type: ColumnType) -> ValueReader | None:
     """Returns the function that converts hex digits to bytes, or removes zero padding of numbers.
 
-    None for other types.
+    Returns None for other types, whose values need no conversion.
     """
     reader = row_of(column_type).reader
     if reader == "binary":
@@ -642,7 +645,8 @@ def _type(sql: str) -> ColumnType:
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Returns the condition that the key is above the bound, or not above it, in a form that uses an index.
+    """Returns the SQL condition that the key is greater than ``bound``, or with ``above=False``, at most
+    ``bound``.
 
     MySQL uses no index for ``(a, b) > (1, 2)``. So the condition has the form ``a >= 1 AND (a > 1 OR b >
     2)``.

@@ -58,7 +58,7 @@ _OPERATORS: Final = """coalesce((
     WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
 _CHILDREN: Final = (
     "Other Postgres tables inherit from the table, so its key does not identify all rows. Set snapshot: "
-    "never for it, and load its rows in another way."
+    "never for it, and load its existing rows with another tool."
 )
 
 
@@ -99,12 +99,12 @@ def begin_snapshot(connection: Connection) -> None:
 
 
 def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:  # noqa: ARG001
-    """Returns None, because Postgres has no limit of rows for a session that could omit rows."""
+    """Returns None, because a Postgres session has no setting that limits the number of returned rows."""
     return None
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:  # noqa: ARG001  (as SourceDialect has it)
-    """Returns nothing, because logical decoding sends a prepared transaction only at COMMIT PREPARED."""
+    """Returns an empty set, because logical decoding sends a prepared transaction only at COMMIT PREPARED."""
     return frozenset()
 
 
@@ -326,8 +326,9 @@ def _constraints(row: Sequence[Any]) -> str:
 
 
 def key_orders(connection: Connection, oid: str) -> dict[str, str]:
-    """Returns, for each column of the table with this OID, a text of what determines the sort order of its
-    values.
+    """Returns, by column name, a text that describes what determines the sort order of the column's values.
+
+    ``oid``: the table's OID.
     """
     import sqlalchemy as sa
 
@@ -337,7 +338,7 @@ def key_orders(connection: Connection, oid: str) -> dict[str, str]:
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:  # noqa: ARG001
-    """Returns nothing, because Postgres has no row id that stays the same when a row is updated."""
+    """Returns an empty mapping, because Postgres has no row id that stays the same when a row is updated."""
     return {}
 
 
@@ -360,9 +361,9 @@ def _key(connection: Connection, parameters: Mapping[str, str]) -> tuple[str, ..
 
 
 def _identity(connection: Connection, parameters: Mapping[str, str]) -> frozenset[str] | None:
-    """Returns the columns of the replica identity.
+    """Returns the columns of the table's replica identity, which Postgres sends for a deleted row.
 
-    Returns None if whole rows are sent, or partitions have their own.
+    Returns None if whole rows are sent, or if partitions have replica identities of their own.
     """
     import json
 
@@ -464,7 +465,7 @@ def column_batches(
 def value_reader(column_type: ColumnType) -> ValueReader | None:
     """Returns the function that converts the texts of doubles, bits, instants and bytes.
 
-    None for other types.
+    Returns None for other types, whose values need no conversion.
     """
     readers: Mapping[str, Callable[[str], Selected]] = {
         "float32": float,
@@ -482,7 +483,7 @@ def _bits(text: str) -> str:
 
 
 def _instant(text: str) -> str:
-    """Convert the time zone to ISO 8601's form. It is always UTC, because the session's is."""
+    """Convert the time zone of an instant's text to ISO 8601's form. It is always UTC, as in the session."""
     return text.replace("+00", "+00:00")
 
 
@@ -512,7 +513,7 @@ def key_text(text: str, column_type: ColumnType) -> str:
 
 
 def compared(name: str, _column_type: ColumnType) -> ColumnElement[Any]:
-    """Returns the column, which needs no conversion for comparisons."""
+    """Returns the column itself, because it can be compared without a conversion."""
     return column_of(name)
 
 
@@ -534,7 +535,8 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Any:
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Returns the condition that the key is above the bound, or not above it.
+    """Returns the SQL condition that the key is greater than ``bound``, or with ``above=False``, at most
+    ``bound``.
 
     Row comparisons can use an index.
     """

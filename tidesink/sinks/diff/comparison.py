@@ -62,8 +62,8 @@ class DiffOptions:
             table; None for a time that is longer than any pause that the config allows.
         where: Bounds of the source's key that limit the rows to compare.
         sample: Approximate number of rows to compare, or None for all.
-        cut: Chooses a cut of a lake. The tables in the cut are compared with the source as of the cut's
-            commit_ts. None to compare the current rows.
+        cut: Chooses one of a lake's cuts (all tables as of one source transaction). The tables in the cut are
+            compared with the source as of the cut's commit_ts. None to compare the current rows.
     """
 
     shown: int = 20
@@ -143,7 +143,7 @@ class ComparedSides:
     """The columns and keys that are compared. Columns are in the order of the target's schema.
 
     Attributes:
-        shape_columns: The columns as the target has them.
+        shape_columns: The compared columns, as in the target's schema.
         columns: The same columns, with the types in which both sides are compared.
         not_compared: Names of columns that are not compared.
         limits: Bounds of the key that limit the rows to compare.
@@ -226,10 +226,10 @@ class TableComparison(ABC):
 
     @abstractmethod
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
-        """Read the rows of keys that differed from the other side again, and wait for the target.
+        """Read the rows of the differing keys from the other side again, and wait for the target.
 
-        Returns the candidates with the newer digests, without keys that turned out to be equal. Also returns
-        True if the target has applied all changes that the topic had after the rows were read.
+        Returns the candidates with the newer digests, without the keys that are equal now. Also returns True
+        if the target has applied all changes that the topic had after the rows were read.
 
         ``candidates``: the keys that differed, with their digests. ``count``: their number.
         """
@@ -255,8 +255,9 @@ class TableComparison(ABC):
         )
 
     def details(self, detailed: bool) -> dict[str, bool]:
-        """Return keyword arguments for ``digests``. With ``detailed``, each digest also describes every
-        column.
+        """Return keyword arguments for ``digests``.
+
+        ``detailed``: True if digests must also describe every column, so that differing columns can be named.
         """
         return {"detailed": detailed, "shown": detailed and self.options.values}
 
@@ -293,7 +294,7 @@ class TableComparison(ABC):
         return candidates, verdict
 
     def _differences(self, sides: ComparedSides, candidates: DataFrame) -> Iterator[Difference]:
-        """Yield the first differing keys, which a user is shown; pass all differing keys to ``keep``."""
+        """Yield the first differing keys, at most ``options.shown``. Pass all differing keys to ``keep``."""
         from tidesink.sinks.spark.digests import differing
 
         frame = differing(candidates, looks=self.looks)

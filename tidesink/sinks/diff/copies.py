@@ -67,7 +67,7 @@ class CopyComparison(TableComparison):
             elif pair.own.key:
                 raise self.own.refused(
                     f"The two copies store the key column {pair.own.name} as {kinds}, and no type can hold "
-                    "the values of both."
+                    "the values of both. Compare each copy with the source instead, without --against."
                 )
             else:
                 not_compared.append(f"{pair.own.name} ({kinds})")
@@ -129,7 +129,7 @@ class CopyComparison(TableComparison):
             if not is_ranged(keys[bound.column], types[name], bound.text):
                 raise ConfigError(
                     f"The target stores {bound.column} as {types[name]}, so it may sort the values in "
-                    "another order than the source. Leave --where out.",
+                    "another order than the source. Run the command again without --where.",
                     key=OPTION,
                 )
             yield Limit(name, bound)

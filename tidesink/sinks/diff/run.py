@@ -1,4 +1,5 @@
-"""Runs ``tidesink diff``: compares tables in the target with the source database, or with another pipeline's.
+"""Runs ``tidesink diff``: compares tables in the target with the source database, or with another pipeline's
+copies.
 
 ``diff.comparison`` describes how rows are compared while they change.
 """
@@ -272,9 +273,10 @@ class SourceComparison(TableComparison):
             database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
-        """Read the candidates' rows from the source again, and return the candidates with the new digests.
+        """Read the rows of the differing keys (``candidates``) from the source again.
 
-        Queries the source by key, or reads all its rows if queries by key are not possible.
+        Returns the candidates with the new digests. Queries the source by key, or reads all its rows if
+        queries by key are not possible.
         """
         from tidesink.sinks.spark.digests import looked_at_source
 
@@ -293,7 +295,7 @@ class SourceComparison(TableComparison):
 
 @dataclass
 class CutCopy(TableCopy):
-    """A table in a lake as of a cut, in which no change is pending.
+    """A table in a lake as of a cut (all tables as of one source transaction). A cut has no pending changes.
 
     ``log``: the log of the lake's cuts. ``cut``: the cut.
     """
@@ -315,7 +317,8 @@ class CutCopy(TableCopy):
             if cut_table.table == self.table:
                 return CutReader(self.log, cut_table, plan.shape)
         raise self.refused(
-            f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut with the table."
+            f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut that contains the "
+            "table."
         )
 
 

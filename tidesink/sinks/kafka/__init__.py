@@ -1,1 +1,1 @@
-"""Kafka as the source of batches and the store of dead letters: consumers, and record ranges as Arrow."""
+"""Kafka as the source of batches and the store of dead letters: consumers, offsets, and Arrow batches."""

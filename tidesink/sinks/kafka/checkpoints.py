@@ -1,9 +1,9 @@
 """A Debezium connector's progress, read from the topic in which Kafka Connect stores its offsets (ADR 36).
 
 A distributed Connect commits a connector's offset once the brokers have acknowledged every record up to that
-offset. A *checkpoint* is the commit position in such an offset: all rows up to it are in Kafka, before the
-end offsets that partitions have after the checkpoint was read. A connector that restarts sends rows again
-from its checkpoint on.
+offset. A *checkpoint* is the commit position in such an offset. All rows up to it are in Kafka. If the end
+offsets of partitions are requested after the checkpoint was read, these rows are before the end offsets. A
+connector that restarts sends rows again from its checkpoint on.
 
 Sources: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``); the offsets of Debezium
 3.5.0.Final for MariaDB and Postgres, captured.
@@ -37,10 +37,11 @@ _ENDS: Final = {**_CONSUMER, "isolation.level": "read_uncommitted"}
 _RECORDS: Final = 1000
 _LATEST: Final = -1
 _OPEN: Final = "incremental_snapshot_"
-_LOADS: Final = "The Debezium connector's snapshot has not finished."
+_LOADS: Final = "The Debezium connector's snapshot has not finished. Cuts are published once it has."
 _NO_POSITION: Final = (
     "The Debezium connector's offset has no position that rows can be compared with. Connectors for MySQL, "
-    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat."
+    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat. Wait for the "
+    "next transaction, or set heartbeat.interval.ms at the connector."
 )
 
 
@@ -57,7 +58,7 @@ class Checkpoint(NamedTuple):
 def read_checkpoint(offset: Mapping[str, Any]) -> Checkpoint | str:
     """Convert a connector's stored offset to a checkpoint.
 
-    Returns the reason as text if that is not possible.
+    Returns a text with the reason if the offset has no position up to which all rows were sent.
     """
     if offset.get("snapshot") not in (None, False, "false"):
         return _LOADS
@@ -78,8 +79,8 @@ class ConnectorCheckpoints:
     """Reads the checkpoints of one Debezium connector, and the end offsets of topics. For one thread.
 
     Attributes:
-        newest: The last checkpoint; None if the connector has not committed a checkpoint yet.
-        reason: If ``newest`` is None, text with the reason.
+        newest: The last checkpoint; None if no checkpoint is known yet.
+        reason: The reason why ``newest`` is None, as text; empty if it is not None.
     """
 
     def __init__(self, properties: Callable[[], Mapping[str, str]], topic: str, connector: str) -> None:
@@ -93,7 +94,10 @@ class ConnectorCheckpoints:
         # By the record's key, which names the source: the last checkpoint, or the reason why the offset is
         # none.
         self._found: dict[bytes, Checkpoint | str] = {}
-        self._absent = f"Topic {topic} has no offset of connector {connector} yet."
+        self._absent = (
+            f"Topic {topic} has no offset of connector {connector} yet. Check that "
+            "source.debezium.connector-name is its name in Kafka Connect."
+        )
 
     def look(self) -> None:
         """Read the new records of Kafka Connect's offsets topic, and update ``newest`` and ``reason``.
@@ -178,9 +182,9 @@ class ConnectorCheckpoints:
         return set(listed.partitions)
 
     def _take(self, message: Any) -> KafkaError | None:
-        """Process one message of the offsets topic.
+        """Process one message of the offsets topic: a record, the end of a partition, or an error.
 
-        Returns the error if the message is one, otherwise None.
+        Returns the error, or None for any other message.
         """
         error: KafkaError | None = message.error()
         if error is not None:

@@ -50,7 +50,7 @@ class Compaction(NamedTuple):
 
     @property
     def safe_seconds(self) -> float:
-        """Seconds for which no unread delete is removed, after a moment up to which everything was read."""
+        """Seconds for which compaction removes no unread delete, counted from when everything was read."""
         return _SHARE * self.delete_retention
 
 
@@ -61,10 +61,11 @@ _NULLS: Final = (
     "key"
 )
 _TOMBSTONES: Final = (
-    "Compaction keeps only the tombstone of a delete, and among envelopes a tombstone is not a delete"
+    "Compaction keeps only the tombstone of a delete, but with Debezium's envelopes a tombstone does not "
+    "count as a delete"
 )
 _UNWRAPPED: Final = "set source.debezium.unwrapped: true, which reads a tombstone as a delete, or "
-_POLICY: Final = "set cleanup.policy=delete at the topic, and have its tables sent again."
+_POLICY: Final = "set cleanup.policy=delete at the topic and have the producer send its tables again."
 
 
 def refusal(compaction: Compaction, source: SourceSettings, settings: TableConfig) -> str | None:
@@ -124,16 +125,14 @@ class CaughtUp:
     _mark: tuple[float, Mapping[int, int]] | None = field(default=None, repr=False)
 
     def begin(self, now: float, batch: int) -> None:
-        """Record ``now`` as the moment up to which everything was read, for a table that has no rows of the
-        topic yet.
-        """
+        """Set the moment to ``now``, for a table without rows of the topic, which cannot miss a delete."""
         self.time, self.batch = now, batch
 
     def see(
         self, ends: Mapping[int, int], next_offsets: Mapping[int, int], *, batch: int, now: float
     ) -> None:
-        """Compare the table's progress with the topic's end offsets, and move the moment if the table reached
-        them.
+        """Compare the table's progress with the topic's end offsets. Move the moment if the table has reached
+        the end offsets of this call or of an earlier one.
 
         ``ends``: end offset of each partition at ``now``, in seconds since 1970. ``next_offsets``: the
         table's next offset of each partition. ``batch``: number of the table's last batch.
@@ -154,8 +153,9 @@ class CaughtUp:
         return self.time is not None and self.time - self._saved > compaction.safe_seconds / _SAVES
 
     def as_detail(self) -> dict[str, Any]:
-        """Returns the moment as a member of the status details, and notes that it is saved; empty if not
-        known.
+        """Returns the moment as a member of the status details, and remembers that it is saved.
+
+        Returns an empty mapping if the moment is not known.
         """
         if self.time is None:
             return {}

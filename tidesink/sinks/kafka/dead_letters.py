@@ -230,7 +230,10 @@ def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0)
 
 
 def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
-    """Returns a mark's headers: ``still-bad`` if an error is passed, otherwise ``dealt-with``."""
+    """Returns the headers of a mark, which is a record that changes a letter's state.
+
+    The mark is ``still-bad`` if an error is passed, otherwise ``dealt-with``.
+    """
     location = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
     fault = {} if error is None else _exception(error, reason or "")
     connect = {**location, "connector.name": letter.pipeline, **fault}
@@ -275,7 +278,8 @@ def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
 def _number(text: str, most: int) -> int | None:
     """Parse the number in a header.
 
-    Returns None if tidesink would not have written it so, or if it exceeds ``most``.
+    Returns None if the text does not have the form in which tidesink writes numbers, or if the number exceeds
+    ``most``.
     """
     number = int(text) if _DIGITS.fullmatch(text) else None
     return number if number is not None and number <= most else None
@@ -462,7 +466,8 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
 
 
 def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
-    """Returns the letters that are not dealt with, in the order in which they were first written.
+    """Returns the letters that were neither applied nor dropped, in the order in which they were first
+    written.
 
     A letter that was written several times is returned once, with the error of its newest mark. ``records``:
     kinds and letters of all records of the topic, in Kafka's order.
@@ -675,8 +680,8 @@ class DeadLetters:
         """Record the results of a replay. Returns the number of letters that the results belong to.
 
         A letter whose record was applied is marked as dealt with. A letter whose record failed again gets a
-        mark with the new error, if the error differs from the known one. Results of records without a letter
-        are ignored.
+        mark with the new error, if it differs from the letter's current error. Results of records without a
+        letter are ignored.
         """
         letters = {
             live_letter.identity: live_letter
@@ -703,8 +708,8 @@ def dead_letters_of(config: Config) -> DeadLetters:
     settings = config.dead_letters
     if settings.topic is None:
         raise ConfigError(
-            "The dead-letters section of the config names no topic. Set errors.deadletterqueue.topic.name, "
-            f"for example to {config.pipeline}-dead-letters."
+            "The dead-letters section of the config names no topic. Set errors.deadletterqueue.topic.name "
+            f"in this section, for example to {config.pipeline}-dead-letters."
         )
     properties = config.source.confluent_properties()
     return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))
@@ -739,7 +744,7 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
 
 
 class TopicState(NamedTuple):
-    """State of the dead letter topic. ``replicas``: number of replicas with which it would be created."""
+    """State of the dead letter topic. ``replicas``: its number of replicas if it must be created."""
 
     is_there: bool
     replicas: int = 0
@@ -798,7 +803,8 @@ class _Admin:
             return True
 
     def create(self, *, validate_only: bool = False) -> int:
-        """Create the topic if it does not exist, or only check that this is possible.
+        """Create the topic if it does not exist. ``validate_only``: only check that the brokers would create
+        it.
 
         Returns the number of replicas.
         """
@@ -840,6 +846,7 @@ class _Admin:
         if "compact" in policy:
             raise SourceError(
                 f"The dead letter topic has cleanup.policy={policy}, which loses letters that have the same "
-                "key. Set cleanup.policy=delete, or name another topic.",
+                "key. Set cleanup.policy=delete at the topic, or set errors.deadletterqueue.topic.name to "
+                "another topic.",
                 topic=self._topic.name,
             )

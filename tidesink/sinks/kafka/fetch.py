@@ -71,7 +71,8 @@ _GROUP: Final = "tidesink-fetch"
 
 
 class OpenConsumer:
-    """A consumer with the last error of its client as a whole, such as no broker or a refused login.
+    """A Kafka consumer, with the last error that concerns its whole client, such as no broker or a refused
+    login.
 
     Attributes:
         digest: Identifies the client properties.
@@ -124,7 +125,7 @@ class OpenConsumer:
         self.consumer.close()
 
     def leak(self) -> None:
-        """Never destroy the clients, because they belong to the parent process that was forked."""
+        """Never destroy the clients, because they belong to the parent process of this forked process."""
         for client in (self.consumer, self._admin):
             if client is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
@@ -297,7 +298,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class KafkaFetch:
-    """The function ``fetch`` with its client properties, which may have secrets.
+    """The function ``fetch`` with fixed client properties, which may have secrets.
 
     It is pickled for Spark's tasks.
     """
@@ -316,7 +317,8 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
     if topic_id != wanted.topic_id:
         raise SourceError(
             f"The topic was deleted and recreated (its topic id is {topic_id}, {wanted.topic_id} was "
-            "planned), so its offsets refer to other records now. The next batch plan reports what to do.",
+            "expected), so its offsets refer to other records now. The worker reports what to do when it "
+            "plans the next batch.",
             topic=wanted.topic,
             partition=wanted.partition,
             offset=wanted.start,
@@ -326,8 +328,8 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
 class _Joined(NamedTuple):
     """The keys or values of one consume call, concatenated.
 
-    ``sizes``: bytes of each key or value. ``present``: False where a key or value is null; None if no one is
-    null.
+    ``sizes``: bytes of each key or value. ``present``: False where a key or value is null; None if no key or
+    value is null.
     """
 
     data: bytes
@@ -487,7 +489,7 @@ class _RangeReader:
         return []
 
     def _within(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages that belong to the range, and updates the position of the read."""
+        """Returns the messages that belong to the range, and moves the read position past them."""
         self._heard, self._error = time.monotonic(), None
         first, last = _offset(messages[0]), _offset(messages[-1])
         if first < self._next or last >= self._wanted.end or not self._is_ours(messages[0]):
@@ -527,7 +529,7 @@ class _RangeReader:
     def _sound(self, messages: list[Message]) -> list[Message]:
         """Returns the messages that are records.
 
-        Notes the partition's end, and raises errors among the messages.
+        From the other messages, notes the partition's end, and passes errors to ``_note_error``.
         """
         records = []
         for message in messages:
@@ -550,7 +552,7 @@ class _RangeReader:
     def _note_error(self, error: KafkaError) -> None:
         """Raise an error that librdkafka cannot overcome by itself.
 
-        Remember any other error for later messages.
+        Any other error is remembered, so that it can be named if the brokers stay silent.
         """
         code = error.code()
         if code in _OF_THE_GROUP:
@@ -635,8 +637,9 @@ class _RangeReader:
             why = "do not exist: they expired, or the topic was deleted and recreated"
         return self._failure(
             SourceError,
-            f"Offsets from {self._next} on {why}. Nothing was skipped. Load the table again from a snapshot. "
-            "If a gap is acceptable, specify the offset from which to continue.",
+            f"Offsets from {self._next} on {why}. Nothing was skipped. Load the table again from a snapshot "
+            '(docs/schema-changes.md, "Load a table again"). If a gap is acceptable, set start to an '
+            "offset that Kafka still has when you load it again.",
         )
 
     def _watermarks(self) -> tuple[int | None, int | None]:
@@ -677,13 +680,16 @@ REFUSED: Final[Mapping[int, str]] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
     KafkaError.SASL_AUTHENTICATION_FAILED: _LOGIN,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism. Set one that it "
+    "offers",
     KafkaError.ILLEGAL_SASL_STATE: _LOGIN,
     KafkaError._AUTHENTICATION: _LOGIN,
     KafkaError._SSL: "check ssl.ca.location, that the brokers' certificates name their hosts, and, with "
     "mutual TLS, ssl.certificate.location and ssl.key.location",
-    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed: the data on the broker are damaged",
-    KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing: the data are damaged",
+    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed, so the data on the broker are "
+    "damaged. See the broker's log",
+    KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing, so the data on the broker are "
+    "damaged. See the broker's log",
 }
 # Errors after which librdkafka tries again by itself, although it does not report them as retriable.
 _PASSING: Final = frozenset(

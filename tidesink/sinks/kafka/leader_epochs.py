@@ -94,10 +94,10 @@ class LeaderEpochs:
         self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
     def last(self, topic_offsets: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
-        """Returns, for each partition, the last record within 16 offsets before its end in ``ends``.
+        """Returns the last record before each partition's offset in ``ends``. Looks back at most 16 offsets.
 
-        If there is no such record, the first later record is returned. A partition without a record, or whose
-        record has no epoch, is absent. ``topic_offsets``: the topic's current offsets.
+        If these offsets have no record, the first later record is returned. A partition is absent if it has
+        no such record, or if the record has no epoch. ``topic_offsets``: the topic's current offsets.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -113,11 +113,11 @@ class LeaderEpochs:
         return {n: record for n, record in read.items() if record is not None}
 
     def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Returns the offset at which the log was cut, for each partition that no longer has its known
-        record.
+        """Returns the partitions that lost their known record, each with the offset at which its log was cut.
 
-        From that offset on, the records in Kafka differ from those that were read. Partitions whose known
-        record expired, or is after the end, are not checked here.
+        The known record of a partition is the last record that was read. From the offset of the cut on, the
+        records in Kafka differ from those that were read. Partitions whose known record expired, or is after
+        the end, are not checked here.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -170,7 +170,8 @@ class CheckedLogs:
     """Remembers up to which leader epoch the partitions of one topic were checked. For one reader and one
     thread.
 
-    A partition's known record must be newer than at its last check, or the same record.
+    The known record that is passed for a partition (the last record that was read) must never be older than
+    at the partition's last check.
     """
 
     def __init__(self, log: LeaderEpochs | None) -> None:
@@ -180,10 +181,11 @@ class CheckedLogs:
         self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
     def cuts(self, topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Returns the partitions whose logs were cut before the known record, with the offsets of the cuts.
+        """Returns the partitions that lost their known record, each with the offset at which its log was cut.
 
-        Unlike ``LeaderEpochs.cuts``, sends no request while no partition has a new leader. A partition whose
-        broker reports no leader epoch is not checked.
+        The known record of a partition is the last record that was read. Unlike ``LeaderEpochs.cuts``, this
+        method sends no request while no partition has a new leader. A partition whose broker reports no
+        leader epoch is not checked.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -233,7 +235,7 @@ class CheckedLogs:
         """Returns True if records that were read after a check may be applied (see the function ``follows``).
 
         ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each
-        partition, the last record at the check and the last record that was read since.
+        partition, the last record that had been read at the check, and the last record that was read since.
 
         Raises:
             SourceError: Records were dropped too many times under the same leaders, and further checks will
@@ -253,10 +255,11 @@ class CheckedLogs:
 def follows(
     topic_offsets: TopicOffsets, known_records: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
 ) -> bool:
-    """Returns True if the logs from which records were read after a check still have the known records.
+    """Returns True if the records that were read after a check show that the logs still have the known
+    records.
 
     ``topic_offsets``: the topic's offsets at the check. ``known_records`` and ``read``: for each partition,
-    the last record at the check and the last record that was read since.
+    the last record that had been read at the check, and the last record that was read since.
     """
     return all(
         _follows(known_records[number], record, topic_offsets.leader_epochs[number])
@@ -281,7 +284,10 @@ def _unsettled_error(
     read: Mapping[int, LastRecord],
     drops: int,
 ) -> SourceError:
-    """Returns the error for a partition whose newly read records never follow the known record."""
+    """Returns the error for a partition whose new records were dropped too often.
+
+    Each time that they were read, they did not follow the known record (see ``follows``).
+    """
     epochs = topic_offsets.leader_epochs
     number = min(
         n for n, record in read.items()
@@ -344,7 +350,10 @@ class _Look:
         return read_records
 
     def ended(self, known_records: Mapping[int, LastRecord]) -> set[int]:
-        """Returns the partitions in which the leader's log of the record's epoch ends before the record."""
+        """Returns the partitions whose leader no longer has the known record.
+
+        In the leader's log, the epoch of the known record ends before the record's offset.
+        """
         if not known_records:
             return set()
         cut = set[int]()
@@ -411,8 +420,8 @@ class _Look:
             consumer.incremental_unassign([TopicPartition(self._topic, number)])
 
     def _messages(self, consumer: Consumer, places: list[TopicPartition]) -> Iterator[Any]:
-        """Yields the messages of partitions until ``_done`` was called for each: records, ends, and missing
-        offsets.
+        """Yields records, ends of partitions and missing offsets until ``_done`` was called for each
+        partition.
 
         Raises:
             SourceError: The brokers refuse the request.

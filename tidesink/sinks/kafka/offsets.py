@@ -66,7 +66,7 @@ _UNAVAILABLE: Final = frozenset(
 
 
 class PartitionOffsets(NamedTuple):
-    """The end offsets of one partition.
+    """The first offset and the end offset of one partition.
 
     ``earliest``: first offset that Kafka still has. ``latest``: offset that the next record will have.
     """
@@ -99,7 +99,7 @@ class TopicOffsets(NamedTuple):
 
 
 def limited(topic_offsets: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
-    """Returns a topic's partitions with their end offsets lowered to ``ends``. None changes nothing.
+    """Returns a topic's partitions with their end offsets lowered to ``ends``. With None, nothing is lowered.
 
     A partition that is missing in ``ends`` gets an empty range, so it is not read.
     """
@@ -532,8 +532,9 @@ Weigh = Callable[[OffsetRange], tuple[int, int]]
 
 @dataclass
 class RecordSize:
-    """Estimates the size of the next record, in bytes: the larger of the mean of all batches and of the last
-    batch.
+    """Estimates the size of the next record in bytes.
+
+    The estimate is the mean size over all batches or the mean size in the last batch, whichever is larger.
     """
 
     records: int = 0
@@ -555,9 +556,11 @@ class RecordSize:
 
 @dataclass
 class AddedPartitions:
-    """Delays reading new partitions until the old ones are read up to their ends when partitions were added.
+    """Delays reading the partitions that were added to a topic until the earlier ones are read.
 
-    A key may move to a new partition. Its earlier changes are in an old partition, below that end.
+    A key may move to an added partition. Its earlier changes are then in an earlier partition, before the end
+    offset that this partition had when the others were added. So all earlier partitions are read up to these
+    end offsets first.
     """
 
     barrier: dict[int, int] = field(default_factory=dict)
@@ -611,7 +614,7 @@ def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
 
 
 def check_continuity(progress: TopicProgress, topic_offsets: TopicOffsets | None) -> None:
-    """Check that Kafka still has all records after a table's progress.
+    """Check that Kafka still has all records that a table has not applied yet.
 
     Raises:
         SourceError: The topic was deleted or recreated, a partition is missing, or records after the progress
@@ -714,11 +717,10 @@ def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
-    """Shorten ranges to end at the offsets ``meeting``. Returns them unchanged if nothing would be left to
-    read.
+    """Shorten ranges to end at the offsets ``meeting``, which other tables of the topic have reached.
 
-    A lagging table ends its batch at the offsets of other tables, so that later batches read records once for
-    all of them.
+    A lagging table ends its batch there, so that later batches read records once for all of them. If nothing
+    would be left to read, the ranges are returned unchanged.
     """
     cut = tuple(
         part._replace(end=min(part.end, max(part.start, meeting.get(part.partition, part.start))))
@@ -740,7 +742,9 @@ def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tupl
 
 
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
-    """Returns the number of records that a batch may read, at least one, within both limits."""
+    """Returns the number of records that a batch may read within ``max_records`` and ``max_bytes``, at least
+    one.
+    """
     return max(1, min(max_records, int(max_bytes / size.estimate)))
 
 
@@ -764,7 +768,10 @@ def halved(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
 
 
 def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:
-    """Shorten each range to end before the bad offset of its partition, if there is one."""
+    """Shorten each range to end before its partition's bad record, if the partition has one.
+
+    ``bad``: the offset of a record that cannot be decoded, by topic and partition.
+    """
     return tuple(
         part._replace(end=min(part.end, bad.get((part.topic, part.partition), part.end))) for part in ranges
     )

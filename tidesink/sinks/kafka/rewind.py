@@ -36,11 +36,14 @@ _CUTS: Final = (
 )
 _LOADS: Final = (
     "A snapshot of the table is running, and changes that are read again may be older than its rows. "
-    "Rewind the table once the snapshot is finished, or cancel the snapshot."
+    "Rewind the table once the snapshot is finished, or cancel it (tidesink snapshot cancel)."
 )
 _NOTHING: Final = "No record of the table is applied yet, so there is nothing to read again."
 _OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."
-_UNKNOWN: Final = "The table has not read partition {}. It has read partitions {}."
+_UNKNOWN: Final = (
+    "The table has not read partition {}, so it cannot read it again. Choose one of the partitions that it "
+    "has read: {}."
+)
 _AHEAD: Final = (
     "Offset {} of partition {} is after the applied offset {}. A rewind can only go back, because the "
     "records between the two offsets would be skipped."
@@ -51,10 +54,8 @@ _EXPIRED: Final = (
 )
 _GROWN: Final = (
     "Partitions were added to the topic when partition {} ended at offset {}, and a key may have moved to "
-    "another "
-    "partition then. Offset {} is before that end, so the moved key would keep an older row. Rewind to that "
-    "end or "
-    f"to a later offset, or {LOAD_AGAIN}."
+    "another partition then. Offset {} is before that end, so a key that moved would keep an older row. "
+    f"Rewind to that end or to a later offset, or {LOAD_AGAIN}."
 )
 _OLDER: Final = (
     "Kafka no longer has all records of that time: partition {} begins with offset {}, which was written "

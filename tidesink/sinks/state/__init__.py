@@ -1,1 +1,1 @@
-"""State that a worker keeps outside its targets: progress, status, documents."""
+"""State that a worker keeps outside its targets: progress and status of tables, and other JSON documents."""

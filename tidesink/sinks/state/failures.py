@@ -39,14 +39,14 @@ class Failure:
 def failure_in(details: Mapping[str, Any]) -> Failure | None:
     """Restore a failure from a status's details.
 
-    Returns None if they have no failure, as in earlier versions.
+    Returns None if the details have no failure. Details of earlier versions never have one.
     """
     stored = details.get(FAILURE)
     return None if stored is None else Failure(stored["error"], stored["since"], stored["next_try"])
 
 
 class Failures:
-    """The current failures of one worker, by table. None stands for a step that concerns all tables.
+    """The current failures of one worker, by table. The key None stands for a step that concerns all tables.
 
     Shared by the worker's threads. ``clock`` returns seconds since 1970.
     """

@@ -1,9 +1,10 @@
 """Progress and status of tables, and the state store in which a worker stores them.
 
-The target is always right, and the state store is secondary. A table's history (the progress of each batch)
-is written before the target's commit. It is used if the target's own record of old commits was cleaned up.
-Losing the store loses status and history, but no data. Targets that store no rows (Kafka, HTTP) have their
-progress only in the state store. If it is lost, everything is sent again with a greater epoch.
+If the target and the state store disagree about progress, the target is right. A table's history (the
+progress of each batch) is written to the store before the target's commit. It is used if the target's own
+record of old commits was cleaned up. Losing the store loses status and history, but no data. Targets that
+store no rows (Kafka, HTTP) have their progress only in the state store. If it is lost, everything is sent
+again with a greater epoch.
 """
 
 from __future__ import annotations
@@ -129,10 +130,10 @@ def change_document(
     """Replace a document by ``change(document)``, even if other processes change it at the same time.
 
     ``change`` gets None if the document does not exist. It may run several times. Returns the new document.
+    ``refused``: the error to raise if other processes keep changing the document.
 
     Raises:
-        StateStoreError: The store does not answer. Or it is ``refused``, because other processes kept
-            changing the document.
+        StateStoreError: The store does not answer, or other processes kept changing the document.
     """
     for _ in range(_TRIES):
         old = store.load_document(kind, name)
@@ -284,8 +285,8 @@ class PartitionProgress:
 class TopicProgress:
     """A table's progress in one topic, with Kafka's id of the topic, so that a recreated topic is noticed.
 
-    Without an id and partitions, the topic did not exist yet. It will be read from the beginning of all
-    partitions.
+    If ``topic_id`` and ``partitions`` are empty, the topic did not exist yet. It will be read from the
+    beginning of all partitions.
     """
 
     topic: str
@@ -356,7 +357,7 @@ class SnapshotProgress:
 
     Attributes:
         key: The key columns, in whose order the rows are read.
-        after: The last key that was read, as texts as in canal-json. None before the first row.
+        after: The last key that was read, as canal-json texts. None before the first row.
         rows: Number of applied rows.
         done: True if all rows are applied.
         number: Counts the table's requested snapshots. 0 for a snapshot that started without a request.
@@ -364,8 +365,8 @@ class SnapshotProgress:
             such rows stay.
         keys: Name of the document with the keys to read. ``after`` is then one of these keys. None: all keys.
         where: Bounds of the key: only rows within them are read.
-        seen: In a pipeline with cuts, a commit_ts of the source that is not before any applied row's. Else
-            None.
+        seen: In a pipeline with cuts, a commit_ts that the source had after the last rows were read, so no
+            applied row is newer. Otherwise None.
         order: Digest of the key's sort order (``StoredTable``). None in progress of an earlier version.
     """
 
@@ -392,8 +393,8 @@ class DdlProgress:
 
     Attributes:
         topic_id: Kafka's id of the topic.
-        decided: The DDL before this offset was either followed or skipped.
-        followed: For the DDL before this offset, the table was compared with the source database.
+        decided: All DDL before this offset was either followed or skipped.
+        followed: For all DDL before this offset, the table was compared with the source database.
     """
 
     topic_id: str
@@ -418,8 +419,8 @@ class Progress:
         rewound: Number of the last requested rewind, or 0.
         bound: In a pipeline with cuts, rows that were committed after this TSO wait. None: no rows wait.
         ddl: Progress in a Debezium connector's DDL. None if no DDL was followed or skipped.
-        source_reads: The snapshots and resyncs whose rows dead letters must not replace with older ones. Only
-            with ``sequence_by: kafka``.
+        source_reads: The snapshots and resyncs whose rows must not be replaced by older changes from dead
+            letters. Only with ``sequence_by: kafka``.
     """
 
     table: TableId
@@ -452,7 +453,7 @@ class Progress:
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
-    """Check that a batch follows the last batch that the target has. Every target applies this law.
+    """Check that a batch directly follows the last batch that the target has. Every target makes this check.
 
     ``progress``: the progress after the batch to apply. ``applied``: the target's current progress, which is
     not of the same batch; None for an empty target.
@@ -487,8 +488,8 @@ def done_before(progress: Progress, applied: Progress | None, result: Result | N
     """Returns the stored result of a batch that is already applied. Returns None if the batch must be applied
     now.
 
-    ``applied`` and ``result``: progress and result of the newest batch in the target's ledger. A claim of the
-    table removes the result.
+    ``applied`` and ``result``: progress and result of the newest batch in the target's ledger. A new claim of
+    the table removes the stored result.
 
     Raises:
         StaleProgressError: The target already has a later batch, or lost earlier batches.
@@ -500,7 +501,7 @@ def done_before(progress: Progress, applied: Progress | None, result: Result | N
 
 
 def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int | None = None) -> None:
-    """Check that this worker was the last to claim a table. Every ledger applies this law before a write.
+    """Check that this worker was the last to claim a table. Every ledger makes this check before a write.
 
     ``ledger``: the claim in the target's ledger. ``claimed``: this worker's claim, or None. ``batch``: the
     epoch of the batch to apply.

@@ -35,8 +35,10 @@ Standing = Literal["open", "settled", "unsure"]
 
 
 class Span(NamedTuple):
-    """Two offsets of a partition: where changes continued after a snapshot's first part, and after its last
-    part.
+    """Two offsets of a partition, stored for a snapshot or resync.
+
+    Changes were applied up to ``first`` when its first part was read, and up to ``last`` when its last part
+    was read.
     """
 
     first: int
@@ -55,7 +57,8 @@ class SourceRead:
 
     Attributes:
         number: Number of the snapshot (``SnapshotProgress``).
-        spans: By topic and partition, the offsets at its first and last part. A missing partition has (0, 0).
+        spans: By topic and partition, the offsets up to which changes were applied at its first and last
+            part. A missing partition has (0, 0).
         settles: True if it is a finished resync.
         keys: Name of the document with the keys that it is limited to, or None.
         where: Bounds of the key that it is limited to, or empty.
@@ -73,7 +76,7 @@ class SourceRead:
         return self.keys is not None or bool(self.where)
 
     def span(self, topic: str, partition: int) -> Span:
-        """Returns the partition's offsets at the first and last part."""
+        """Returns a partition's offsets at the first and last part; (0, 0) if none are recorded."""
         return self.spans.get(topic, {}).get(partition, NOTHING)
 
 
@@ -101,7 +104,7 @@ def standing_of(
 
 
 def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
-    """Returns the record of snapshots that an earlier version applied without recording them.
+    """Returns one read that stands for the snapshots that an earlier version of tidesink did not record.
 
     Such a version stored only the last of several snapshots. So all of them count as one snapshot of all
     rows, whose first part has unknown offsets. ``offsets``: the offsets up to which changes are applied.
@@ -156,7 +159,9 @@ def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int])
 
 
 def _few(reads: Sequence[SourceRead]) -> tuple[SourceRead, ...]:
-    """Returns the reads that still have a consequence for dead letters, newest last."""
+    """Returns the reads that still matter for dead letters, newest last. Reads of some rows are limited in
+    number: the oldest ones above the limit are treated as reads of all rows.
+    """
     remaining = _without_replaced(reads)
     limited = [read for read in remaining if read.limited]
     for old in limited[: max(0, len(limited) - MOST_LIMITED)]:
@@ -173,7 +178,7 @@ def _without_replaced(reads: Sequence[SourceRead]) -> list[SourceRead]:
 
 
 def _replaces(later: SourceRead, read: SourceRead) -> bool:
-    """Returns True if a later read has all consequences that an earlier read has."""
+    """Returns True if a later read has all consequences of an earlier read, which is then not needed."""
     if later.limited and (later.keys, later.where) != (read.keys, read.where):
         return False
     if read.settles and not later.settles:

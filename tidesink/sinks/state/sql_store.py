@@ -312,7 +312,8 @@ def _engine(url: str) -> sa.Engine:
         ) from exc
     except (ArgumentError, ValueError):  # ValueError: an invalid port
         raise ConfigError(
-            "state is neither a path nor a valid SQLAlchemy URL, such as sqlite:////var/lib/t.db."
+            "state is neither a path nor a valid SQLAlchemy URL. Set it to a path, or to a URL such as "
+            "sqlite:////var/lib/t.db."
         ) from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
@@ -368,7 +369,7 @@ def _unusable(path: str, reason: str) -> UnusableStateStoreError:
 
 
 def _set_wal(cursor: Any) -> None:
-    """Set SQLite's WAL mode.
+    """Set SQLite's WAL mode. Try again while the file is locked.
 
     On a new file, SQLite fails at once for some concurrent callers, whatever the timeout is.
     """
@@ -424,7 +425,10 @@ def _though_another_was_first(step: Callable[[], T]) -> T:
 
 
 def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
-    """Update or insert a row. In most calls this is one UPDATE, and it works in every database."""
+    """Update the row with this key, or insert it if it does not exist.
+
+    Most calls send only the UPDATE. This works in every database.
+    """
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
     if connection.execute(sa.update(table).where(match).values(**row)).rowcount == 0:
         connection.execute(sa.insert(table).values(**key, **row))
