@@ -205,8 +205,8 @@ def decoded_chunk(
 ) -> pa.RecordBatch:
     """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 
-    A row has the values on which Spark evaluates the filter. The first row also has the whole chunk, pickled. ``decoded``: the decoded records, or the error that
-    decoding raised.
+    A row has the values on which Spark evaluates the filter. The first row also has the whole chunk, pickled.
+    ``decoded``: the decoded records, or the error that decoding raised.
     """
     tables = [] if isinstance(decoded, TidesinkError) else decoded.tables
     parts = [rows.source_row(table, table.rows["after"].combine_chunks(), rule.columns) for table in tables]
