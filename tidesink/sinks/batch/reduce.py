@@ -543,8 +543,8 @@ def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
     """Returns integer columns by which rows are sorted in the order of their source positions.
 
-    A source position is a list of numbers. The n-th column has the rank of each position's n-th number. A position that is a prefix of another one is
-    less.
+    A source position is a list of numbers. The n-th column has the rank of each position's n-th number. A
+    position that is a prefix of another one is less.
     """
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]
@@ -676,8 +676,8 @@ class _StoredValues:
         return np.where(usable, source, -1)
 
     def _filled(self, column: pa.Array, name: str, positions: Longs, source: Longs) -> pa.Array:
-        """Returns ``column`` with the value at each of ``positions`` replaced by the column's value in another
-        row, whose index is in ``source``.
+        """Returns ``column`` with the value at each of ``positions`` replaced by the column's value in
+        another row, whose index is in ``source``.
         """
         values = pa.nulls(len(column), column.type)
         table = self._rows.table[source]

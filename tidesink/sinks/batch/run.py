@@ -501,7 +501,8 @@ class Batch:
             raise SchemaMismatchError(
                 "The schemas of some records, or columns of their rows, cannot be found: "
                 f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}. "
-                "Check that the schema registry has these ids, or add a definition of the table under tables.",
+                "Check that the schema registry has these ids, or add a definition of the table under "
+                "tables.",
                 table=str(self._settings.table),
             )
         return False

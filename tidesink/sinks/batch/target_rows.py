@@ -40,12 +40,15 @@ class Dropped(Protocol):
     def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
         """Returns the columns, by folded name, that some of these rows lack because the column was dropped.
 
-        The value of each column is the offsets of the rows that lack it for another reason: it was not added
-        yet.
+        For each column, the value is the offsets of the other rows, which lack it because it was not added
+        yet when they were written.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns the object for one range of a partition, all of whose rows are in ``tables``."""
+        """Returns an object with which columns of the rows of one range of a partition are found.
+
+        ``tables``: all rows of the range, which show when columns were added and dropped.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ class DroppedByWriter(ABC, Generic[W]):
     Attributes:
         columns: By writer schema, the columns that it lacks and an earlier schema had.
         later: By writer schema, the columns that it lacks and only later schemas have.
-        again: For a writer schema that came into use again: the columns in ``later`` that a schema had before
-            that. A row that cannot be compared with the first row that has the column counts as written after
-            the DROP.
+        again: For a writer schema that came into use again: the columns in ``later`` that another schema had
+            before it did. If a row cannot be compared with the first row that has such a column, the row
+            counts as written after the DROP.
         first_rows: By column, the first known rows that have it.
         fold: The function that folds column names, so that they can be compared.
         in_use: The columns of the schema in use, folded.
@@ -147,7 +150,10 @@ class DroppedById(DroppedByWriter[int]):
 def first_rows_by_column(
     columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
 ) -> dict[str, FirstRows]:
-    """Returns for each folded column the first known rows of the schemas that have it."""
+    """Returns, for each folded column name, the first known rows that have the column.
+
+    ``columns``: the columns of each schema. ``first_rows``: the first known rows of each schema.
+    """
     by_column: dict[str, FirstRows] = {}
     for writer, first in first_rows.items():
         for name in {fold(column) for column in columns.get(writer, ())}:
@@ -326,7 +332,10 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """Returns the conversion for one range of a partition, all of whose rows are in ``tables``."""
+        """Returns the conversion for the rows of one range of a partition.
+
+        ``tables``: all rows of the range, which show when columns were added and dropped.
+        """
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -471,10 +480,10 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """Returns the last operation of each row as a word: ``insert``, ``update``, ``upsert`` or ``delete``.
+    """Returns the last operation on each row as a word.
 
-    It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
-    deleted row.
+    The word is ``delete`` for a deleted row. For other rows it is ``insert`` or ``update`` if the record
+    distinguishes them, else ``upsert``.
     """
     written = pc.if_else(pc.is_in(ops, _WRITTEN_OPS), ops, pa.scalar(Op.UPSERT.value))
     return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)

@@ -182,10 +182,10 @@ class RangeTooLargeError(ConfigError):
 
 
 class Restriction(Protocol):
-    """Selects the events and rows of a batch that are used, for example in a replay of dead letters."""
+    """Selects those events and rows of a batch that are applied, for example in a replay of dead letters."""
 
     def of(self, decoded: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the selected events of the decoded records. The counts of records do not change."""
+        """Returns the decoded records with only the selected events. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
         """Removes rows that are not selected from a reduction, and returns it."""
@@ -202,8 +202,8 @@ class RangeTask:
         only: Selects the events that are used. None: all events.
         sink: Stages the rows to apply in the target, or None. With a sink, payloads do not contain these
             rows, and the column ``staged`` has the sink's result.
-        was_read: True if the ranges were already read under the bound. Then reading does not end at a
-            watermark.
+        was_read: True if the table has read the ranges before, under the same bound (``batch.cuts``), as in a
+            replay. Then all of their records are decoded, also those after a watermark at the bound.
     """
 
     ranges: tuple[FetchRange, ...]
@@ -336,8 +336,8 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, decoded: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records of a range. An error (``TidesinkError``) of decoding becomes the last
-    element.
+    """Yields the decoded records of a range. If decoding fails with a ``TidesinkError``, yields the error as
+    the last element.
     """
     try:
         yield from decoded
@@ -432,8 +432,9 @@ def _is_same(changes: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Reduces row changes to one row per key. Returns the reduction, and its rows in the columns of the
-    reduced frame.
+    """Reduces row changes to one row per key.
+
+    Returns the reduction, and its rows in the columns of the reduced frame (``reduced_schema``).
     """
     plan, only = task.plan, task.only
     rows = plan.rows
@@ -555,8 +556,8 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """Returns, for each row, the list of columns that carry ``mark``, under the writer schema's names; null
-    for a delete.
+    """Returns, for each row, the writer schema's names of the columns whose values carry ``mark``, such as an
+    impossible date. Null for a delete.
     """
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
