@@ -1,7 +1,7 @@
 """The change log of a table (``mode: append``): its columns, and the conversion of changes into its rows.
 
-Each row of the log is one image of one event. Its operation has the name that Delta's change data feed uses:
-``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two names are added: ``truncate``, and
+Each row of the log is one image of one event: the row before or after the change. Its operation has the name
+that Delta's change data feed uses: ``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two names are added: ``truncate``, and
 ``upsert`` for records that do not distinguish an insert from an update (flat-avro without the TiDB extension,
 a connector's snapshot). The rows of one record are numbered in the order in which they took effect.
 """
@@ -136,8 +136,8 @@ class _LoggedTable:
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """The known image of each log row, as a struct of the target's columns; null if only the row's key is
-        known.
+        """The content of each log row, as a struct of the target's columns: the row before or after the
+        change. Null if the record has only the row's key.
         """
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
@@ -222,7 +222,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the values, with null in place of each value whose flag is False. A value has one flag."""
+    """Returns the values, with null in place of each value whose element in ``flags`` is False."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 

@@ -445,7 +445,9 @@ def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = ", ".join(sorted(map(str, kinds)))
         raise SchemaMismatchError(
-            f"Key column {name} has types in several schemas that cannot be compared: {types}.", column=name
+            f"Key column {name} has types in several schemas that cannot be compared: {types}. Load the "
+            "table again, and set its start to a time after the change of the type.",
+            column=name,
         ) from error
 
 
@@ -735,7 +737,7 @@ def mixed_message(keys: Sequence[str]) -> str:
         f"The same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
         "show which change is newer. The changefeed must send all changes of a key to one partition: set its "
         "dispatcher to 'index-value' or 'table', or to 'columns' with columns of the key, and not to 'ts'. "
-        "Then create the topic and the table again. Or set sequence_by: source."
+        "Then have it write to a new topic, and load the table again from there. Or set sequence_by: source."
     )
 
 

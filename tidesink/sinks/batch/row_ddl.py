@@ -23,8 +23,9 @@ from tidesink.sinks.state.progress import Progress
 
 _SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
-    "the statement has no commit time, so rows from before it cannot be distinguished from later rows: have "
-    "the producer write the time (TiCDC: enable-tidb-extension), or load the table again"
+    "the statement has no commit time, so rows from before it cannot be distinguished from later rows: load "
+    "the table again. With TiCDC, set enable-tidb-extension=true in the changefeed's sink URI, so that later "
+    "statements have a commit time"
 )
 _ODD: Final = (
     "the statement's commit time is impossible ({}), and applying it would remove all rows up to that time. "

@@ -63,7 +63,7 @@ def span_of(rows: pa.Table) -> RowSpan:
 
 
 class FirstRows(NamedTuple):
-    """The first known rows that were written with some writer schemas.
+    """The positions of the first known rows that were written with some writer schemas.
 
     Attributes:
         offsets: The smallest offset in each partition.

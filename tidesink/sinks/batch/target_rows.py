@@ -45,7 +45,7 @@ class Dropped(Protocol):
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns an object with which columns of the rows of one range of a partition are found.
+        """Returns a copy of this object for the rows of one range of a partition.
 
         ``tables``: all rows of the range, which show when columns were added and dropped.
         """
@@ -89,13 +89,16 @@ class DroppedByWriter(ABC, Generic[W]):
     def can_return(self) -> bool:
         """True if some writer schema lacks a column that another one has.
 
-        Only then can the table return to an earlier schema, so that the schema in use must be known.
+        Only then can the table have returned to an earlier schema. So only then the schema in use must be
+        known.
         """
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """Returns the key in ``columns`` of these rows' writer schema, or None if it is not known."""
+        """Identifies the writer schema of these rows by its key in ``columns``. Returns None if it is not
+        known.
+        """
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -134,9 +137,9 @@ class DroppedById(DroppedByWriter[int]):
         fold: NameFold = fold_name,
         first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     ) -> DroppedById:
-        """Returns the object for the columns of each schema, by registry id.
+        """Creates the object from the columns of each writer schema.
 
-        ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
+        ``columns``: the columns of each schema, by registry id. ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
         came into use again. ``first_rows``: the first known rows of each schema.
         """
         in_use = frozenset(fold(name) for schema_id in history[-1:] for name in columns[schema_id])

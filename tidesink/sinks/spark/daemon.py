@@ -5,8 +5,8 @@ in the first batch and whenever Spark starts another worker, which takes 0.4 s o
 module only for a local master, whose workers have this process's packages. An executor of a cluster starts
 ``pyspark.daemon``. There, tasks import what they need, and report a missing package.
 
-Only modules may be loaded before the fork: no Kafka client, because a child process does not have its
-threads, and nothing of Arrow that starts thread pools.
+Before the fork, nothing may be started that uses threads, because a child process does not have these
+threads: no Kafka client, and nothing of Arrow that starts thread pools.
 """
 
 from __future__ import annotations

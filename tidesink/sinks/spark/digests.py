@@ -584,7 +584,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
-    """Count the candidates by result. A candidate is known to differ once ``agreed`` is at least ``looks``."""
+    """Count the candidates by result. One is known to differ once its ``agreed`` is at least ``looks``."""
     settled = F.col("agreed") >= looks
     s, t = F.col("s").isNull(), F.col("t").isNull()
     (row,) = candidates.agg(
