@@ -1,9 +1,10 @@
 """The change log of a table (``mode: append``): its columns, and the conversion of changes into its rows.
 
 Each row of the log is one image of one event: the row before or after the change. Its operation has the name
-that Delta's change data feed uses: ``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two names are added: ``truncate``, and
-``upsert`` for records that do not distinguish an insert from an update (flat-avro without the TiDB extension,
-a connector's snapshot). The rows of one record are numbered in the order in which they took effect.
+that Delta's change data feed uses: ``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two
+names are added: ``truncate``, and ``upsert`` for records that do not distinguish an insert from an update
+(flat-avro without the TiDB extension, a connector's snapshot). The rows of one record are numbered in the
+order in which they took effect.
 """
 
 from __future__ import annotations

@@ -139,8 +139,9 @@ class DroppedById(DroppedByWriter[int]):
     ) -> DroppedById:
         """Creates the object from the columns of each writer schema.
 
-        ``columns``: the columns of each schema, by registry id. ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
-        came into use again. ``first_rows``: the first known rows of each schema.
+        ``columns``: the columns of each schema, by registry id. ``history``: the ids in the order in which
+        the schemas were in use. An id is repeated if its schema came into use again. ``first_rows``: the
+        first known rows of each schema.
         """
         in_use = frozenset(fold(name) for schema_id in history[-1:] for name in columns[schema_id])
         first_of = first_rows_by_column(columns, first_rows, fold)
