@@ -38,7 +38,7 @@ def test_a_module_that_executors_lack_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     same = importlib.import_module("on_the_driver").same
     frame = spark.range(1).mapInArrow(same, "id bigint")
-    with pytest.raises(ConfigError, match="executors has no module on_the_driver. Install the"), _errors():
+    with pytest.raises(ConfigError, match=r"executors has no module on_the_driver\. Install the"), _errors():
         frame.collect()
 
 
