@@ -148,9 +148,9 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: TargetColumn) -> pa.Array:
-        """Returns the values that a column has in the log rows.
+        """Returns the values of a column of the table in the log rows.
 
-        If only the key of a row is known, a key column's values come from the key.
+        If the record has only the key of a row, the values of key columns come from the key.
         """
         values = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():

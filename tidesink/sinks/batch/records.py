@@ -596,16 +596,15 @@ class _Places:
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """Returns a bad record (``OtherRecord``) for a record that cannot be decoded, or whose row cannot be
-        applied.
-        """
+        """Describes a bad record: it cannot be decoded, or its row cannot be applied."""
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, unplanned_record: Unplanned) -> OtherRecord:
-        """Returns an unplanned record (``OtherRecord``), or a bad record if no later decode plan could decode
-        it either.
+        """Describes a record that the current decode plan cannot decode.
+
+        It is *unplanned* if a later plan may decode it, and otherwise a bad record.
         """
         if unplanned_record.fault is not None:
             return self._with_bytes(
@@ -625,17 +624,13 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """Returns an unplanned record (``OtherRecord``) whose row has columns that the decode plan does not
-        have.
-        """
+        """Describes a record whose row has columns that the decode plan does not have (``fields``)."""
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """Returns the ``OtherRecord`` that describes a DDL event, a watermark or another message without
-        rows.
-        """
+        """Describes a record with a DDL event, a watermark or another message without rows."""
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)

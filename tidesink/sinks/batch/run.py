@@ -299,7 +299,9 @@ class Batch:
         return outcome
 
     def _forget_unless_committing(self) -> None:
-        """Removes the staged rows of a failed batch, unless its commit has begun and may contain them."""
+        """Removes the rows that a failed batch has staged in the target, unless its commit has begun and may
+        contain them.
+        """
         if self._committing or not self._staged:
             return
         try:
@@ -400,7 +402,8 @@ class Batch:
         return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan, sink)
 
     def _row_sink(self, plan: BatchPlan, decode_plan: DecodePlan) -> RowSink | None:
-        """Returns the sink to which tasks send the reduced rows, or None if the rows cannot be staged.
+        """Returns the sink with which tasks stage rows: they write the rows to the target, ahead of the
+        commit. Returns None if the rows cannot be staged.
 
         Rows are staged if the target can stage them, and its columns need no change.
         """

@@ -37,11 +37,11 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of(cls, row: RowPosition) -> RowSpan:
-        """Returns the span that consists of one row."""
+        """Returns the span of a single row: the row is the minimum and the maximum."""
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """Returns the span of all rows of this span and another one."""
+        """Returns the minimum and the maximum over the rows of this span and of another one."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(

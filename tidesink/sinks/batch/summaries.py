@@ -52,14 +52,14 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """Returns the counts of one range.
+    """Returns the counts of the records in one range of offsets.
 
     Args:
         topic_partition: The topic-partition.
         decoded: The decoded records.
         truncates: The truncates in the range. Empty for a change log, where a truncate is a row.
         reduction: The reduced changes.
-        rows: The rows to apply, in the columns of the reduced frame.
+        rows: The rows to apply, in the columns of ``tasks.reduced_schema``.
         shape: The columns and key of the rows to apply.
         dated: True if a row's commit_ts is a time. False if it is a position in a connector's log. Then
             ``max_commit_ts`` is None.

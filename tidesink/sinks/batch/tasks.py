@@ -115,9 +115,10 @@ _SEQUENCE: Final = pa.struct(
 
 
 def reduced_schema(plan: DecodePlan) -> pa.Schema:
-    """Returns the columns of the reduced frame.
+    """Returns the columns of the reduced frame, which has the results of all tasks of a batch.
 
-    Its rows are rows to apply, bad records, DDL events and truncates.
+    The frame's rows are rows to apply, bad records, DDL events and truncates. The winning event of a key is
+    the event whose change is applied, which is the last one.
 
     ================  ========  ========================================================================
     column            type      meaning
@@ -518,7 +519,7 @@ def _warnings(rows: pa.Table) -> pa.Array:
 
 
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
-    """Returns the rows of a reduction in the columns of the reduced frame."""
+    """Converts the rows to apply of one writer schema to rows of the reduced frame (``reduced_schema``)."""
     rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     columns = {
@@ -544,7 +545,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """Returns, for each row, the source position of its winning event, in the columns of
+    """Returns, for each row, the position of its event in the source's order, in the columns of
     ``targets.base.SEQUENCE_DDL``.
     """
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
@@ -564,7 +565,9 @@ def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
 
 
 def _line(record: OtherRecord) -> dict[str, Any]:
-    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame."""
+    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame
+    (``reduced_schema``).
+    """
     return {
         "_op": record.kind,
         "_topic": record.topic,
