@@ -199,7 +199,7 @@ class Policies:
         return policy
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
-        """Returns the change as waiting, with the decisions that a person can choose.
+        """Returns the change as one that waits for a person, with the decisions that the person can choose.
 
         ``reason``: why the change cannot be applied. Then ``apply`` is not among the decisions.
         """
@@ -536,9 +536,10 @@ _NOT_NEW: Final = (
 
 
 class KnownColumns:
-    """The source's columns as of the table's last batch, to find columns that are new only for the target.
+    """The source's columns as of the table's last batch.
 
-    The state store has them. They are empty if the state store was lost.
+    They show which columns that are added to the target are not new at the source. The state store has them.
+    If it was lost, no columns are known.
     """
 
     def __init__(self, store: StateStore, progress: Progress, projection: Projection) -> None:

@@ -254,7 +254,8 @@ class TargetRows:
     """Converts rows of all writer schemas into the columns of the target.
 
     Attributes:
-        shape: The table's own columns. Keys are compared, and filters are evaluated, in these columns.
+        shape: The table's own columns, with the source's names. Keys are compared, and filters are evaluated,
+            in these columns.
         dropped: Finds out which columns a row lacks because they were dropped.
         renamed: New names of renamed columns by old names, newest first. If a row has several names of a
             column, its current name is used, or else the newest of the old names.
@@ -280,17 +281,17 @@ class TargetRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns, under the table's own names."""
+        """The names of the key columns in ``shape``."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """Maps the target's names of non-key columns to the table's own names."""
+        """Maps the target's names of non-key columns to their names in ``shape``."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns those of ``names``, a row's columns, that the table's shape does not have."""
+        """Returns the columns of a row (``names``) that ``shape`` does not have under any of their names."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
@@ -323,7 +324,7 @@ class TargetRows:
         return errors
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Converts keys with the table's own names into the target's names and types.
+        """Converts keys in the columns of ``shape`` into the target's names and types.
 
         Raises:
             SchemaMismatchError: A value does not fit the type of its key column.
@@ -374,7 +375,7 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """Converts rows of a writer schema into the table's own columns.
+        """Converts rows of a writer schema into the columns of ``shape``.
 
         ``names``: the columns to convert, or None for all columns whose values are needed.
         """
@@ -384,14 +385,14 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def source_names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the table's own names.
+        """Converts lists of column names from a writer's names into the names in ``shape``.
 
-        Unknown columns are removed.
+        Columns that ``shape`` does not have are removed.
         """
         return self._listed(lists, {column.name: column.name for column in self.shape.columns})
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the target's names.
+        """Converts lists of column names from a writer's names into the target's names.
 
         Columns that the target does not have are removed.
         """
@@ -410,7 +411,9 @@ class TargetRows:
         return {name: values.cast(types[name]) for name, values in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
-        """Returns the table's own name of a target column, or None if it is not a column of the table."""
+        """Returns the name in ``shape`` of a target column. Returns None for a column that the source table
+        does not have, such as a metadata column.
+        """
         if self.sources is not None:
             return self.sources.get(name)
         return name if self.shape.find(name) is not None else None
@@ -424,7 +427,7 @@ class TargetRows:
     ) -> pa.Array:
         """Returns the values of a target column.
 
-        ``read``: returns the values of one of the table's own columns.
+        ``read``: returns the values of a column of ``shape``. ``metadata``: the values of metadata columns.
         """
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
@@ -437,7 +440,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[TargetColumn], pa.Array]:
-        """Returns a function that takes one of the table's own columns and returns its values in the rows."""
+        """Returns a function that takes a column of ``shape`` and returns its values in the rows."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
