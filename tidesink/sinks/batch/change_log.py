@@ -1,9 +1,10 @@
 """The change log of a table (``mode: append``): its columns, and the conversion of changes into its rows.
 
-Each row of the log is one image of one event. Its operation has the name that Delta's change data feed uses:
-``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two names are added: ``truncate``, and
-``upsert`` for records that do not distinguish an insert from an update (flat-avro without the TiDB extension,
-a connector's snapshot). The rows of one record are numbered in the order in which they took effect.
+Each row of the log is one image of one event: the row before or after the change. Its operation has the name
+that Delta's change data feed uses: ``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two
+names are added: ``truncate``, and ``upsert`` for records that do not distinguish an insert from an update
+(flat-avro without the TiDB extension, a connector's snapshot). The rows of one record are numbered in the
+order in which they took effect.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class LogRows:
 
     Attributes:
         events: The index of each row's event in the ``ChangeTable``.
-        old: True for the preimage of an update. The event is counted with its postimage.
-        key: The key columns of ``log_shape``, as a struct.
-        after: All columns of ``log_shape``, as a struct.
-        marks: For each mark in ``MARKS`` (such as zero dates): the names of each row's columns that carry it.
+        old: True if the row is the preimage of an update. The update is counted with its postimage.
+        key: The log's key columns (``log_shape``), as a struct.
+        after: All columns of the log, as a struct.
+        marks: For each kind of marked value in ``MARKS`` (such as impossible dates): for each row, the names
+            of the columns with such a value.
     """
 
     events: pa.Array
@@ -109,7 +111,7 @@ class _LoggedTable:
 
     @cached_property
     def _own(self) -> dict[str, pa.Array]:
-        """The columns that the log has in addition to the table's columns, by name."""
+        """The values of the columns that the log has in addition to the table's columns, by column name."""
         whole = self._changes.rows
         words = [PREIMAGE, *WORDS.values()]
         codes = pc.index_in(self._ops, pa.array(list(WORDS))).to_numpy()[self._at] + 1
@@ -123,10 +125,11 @@ class _LoggedTable:
         }
 
     def _row_numbers(self) -> pa.Array:
-        """Returns the number of each log row among the rows of its record, in the order in which they took
-        effect.
+        """Returns the number of each log row within its Kafka record. Rows are numbered in the order in
+        which they took effect.
 
-        Each event has two numbers. Only an update uses both: for its preimage and its postimage.
+        Two numbers are reserved for each event of a record. Only an update needs both, for its preimage and
+        its postimage.
         """
         first = self._changes.rows["index"].to_numpy()[self._at] * IMAGES_AN_EVENT
         second = self._is(Op.UPDATE)[self._at] & ~self._old
@@ -134,8 +137,8 @@ class _LoggedTable:
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """The known image of each log row, as a struct of the target's columns; null if only the row's key is
-        known.
+        """The content of each log row, as a struct of the target's columns: the row before or after the
+        change. Null if the record has only the row's key.
         """
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
@@ -145,9 +148,9 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: TargetColumn) -> pa.Array:
-        """Returns the values that a column has in the log rows.
+        """Returns the values of a column of the table in the log rows.
 
-        If only the key of a row is known, a key column's values come from the key.
+        If the record has only the key of a row, the values of key columns come from the key.
         """
         values = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():
@@ -174,13 +177,15 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Returns the columns of each log row that carry ``mark``; null for a row that shows an old image."""
+        """Returns, for each log row, the names of the columns whose values carry ``mark``, such as an
+        impossible date. Null for a row that shows an old image.
+        """
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
     def _chosen(self, first: Flags, values: pa.Array, other: pa.Array) -> pa.Array:
-        """Returns, for each log row, its event's value from ``values`` if ``first`` is True for the row, else
-        from ``other``.
+        """Returns one value for each log row: the value of its event in ``values`` if ``first`` is True for
+        the row, and the value of its event in ``other`` if it is False.
         """
         return pa.concat_arrays([values, other]).take(
             pa.array(np.where(first, self._at, self._at + len(values)))
@@ -201,9 +206,9 @@ class _LoggedTable:
 def change_keys(
     table: ChangeTable, rows: TargetRows, *, old_keys: bool
 ) -> tuple[pa.StructArray, pa.StructArray]:
-    """Returns the keys and the old keys of the changes, in the target's columns.
+    """Returns the key of each change, and its old key, with the names and types of the target's key columns.
 
-    An old key is null if the change does not alter the key. A truncate has neither a key nor an old key.
+    The old key is null if the change does not alter the key. A truncate has neither a key nor an old key.
 
     ``old_keys``: True if an update's old row contains the old key. False if the protocol sends a key change
     as two records.
@@ -218,7 +223,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the values, with null in place of each value whose flag in ``flags`` is not set."""
+    """Returns the values, with null in place of each value whose element in ``flags`` is False."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 

@@ -140,8 +140,8 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 class Cooldown:
     """The pause of a failing table in a run that has no end.
 
-    Once a step has failed for the time ``retry.for``, the worker does nothing for its table for the same time
-    again (at least 15 seconds), and then tries once more.
+    A failing step is tried again for the time that the setting ``retry.for`` allows. Then the worker leaves
+    the step's table alone for another ``retry.for`` (at least 15 seconds), and tries the step once more.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -281,8 +281,8 @@ class WorkerContext:
         stop: The flag that a stop request sets.
         failures: Current failures of tables and of shared steps.
         heartbeat: The listener that stores the heartbeat, or None if the worker does not report its end.
-        ends: True if the run ends on its own, for example at the end of the topics. Then a failing table is
-            not tried again after ``retry.for``.
+        ends: True if the run ends on its own, for example at the end of the topics. Then a table that has
+            failed for the time ``retry.for`` is not tried again.
     """
 
     config: Config
@@ -302,7 +302,7 @@ class WorkerContext:
 
     @cached_property
     def choices(self) -> PolicyChoices:
-        """The store of decisions on schema changes that the tables' policies made without a person."""
+        """Stores decisions on schema changes that were made automatically, by the policies in the config."""
         return PolicyChoices(self.store)
 
     @property
@@ -330,11 +330,11 @@ class WorkerContext:
         )
 
     def noted(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
-        """Runs a step on the state store, with retries, and returns its result.
+        """Runs a step that uses the state store, with retries, and returns the step's result.
 
-        If the store does not answer, the text ``unless`` is logged, the result is None, and the table
-        continues, because its rows are already in the target. The table's recorded failure does not change,
-        because this step may be about to save it.
+        If the store does not answer, this logs the warning ``unless`` and returns None. The table continues,
+        because its rows are already in the target. The failure that is recorded for the table does not
+        change, because the step may be the one that saves this failure.
         """
         retries = RetryPolicy(
             self.config.retry.for_, stop=self.stop, on_retry=partial(self.listeners.retried, table)
@@ -356,8 +356,8 @@ class WorkerContext:
 
         The policy records each failure for ``table``, and reports each retry to the listeners.
 
-        ``table``: None for a step that all tables share. ``seconds``: how long to try again; by default the
-        config's ``retry.for``.
+        ``table``: None for a step that all tables share. ``seconds``: how long a failed step is tried again;
+        by default the config's ``retry.for``.
         """
 
         def tell(error: TidesinkError, pause: float) -> None:
@@ -490,7 +490,7 @@ class Failpoints:
                 self._end(armed)
 
     def if_armed(self, name: str) -> Callable[[], None] | None:
-        """Returns a function that calls ``reach(name)``, or None if another failpoint or none is armed."""
+        """Returns a function that calls ``reach(name)`` if the failpoint ``name`` is armed, else None."""
         armed = self._armed is not None and self._armed.name == name
         return partial(self.reach, name) if armed else None
 

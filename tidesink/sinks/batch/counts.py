@@ -1,7 +1,7 @@
-"""The counts of a batch, and the law over them: read = applied + superseded + without-row + dead-lettered.
+"""The counts of a batch, and the law of counts: read = applied + superseded + without-row + dead-lettered.
 
-All counts are in events. The three sources of the numbers share no code, so a fault in one of them breaks the
-law:
+All counts are in events. A batch whose counts break this equation stops its table. The three sources of the
+numbers share no code, so a fault in one of them breaks the equation:
 
 - ``read`` is counted while the records are fetched.
 - ``applied`` is computed from the numbers that the target reports for its commit.
@@ -49,15 +49,18 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """One topic-partition's share of a batch.
+    """Counts and positions of the records that a batch read from one topic-partition.
+
+    The bound of a batch is the commit_ts up to which it applies rows, if the pipeline makes cuts
+    (``batch.cuts``).
 
     Attributes:
         messages: The number of Kafka records.
         max_offset: The largest offset of an event.
         max_commit_ts: The greatest commit_ts of a row event.
         watermark: The greatest watermark.
-        waits: The first offset with a row above the bound, which waits for a higher bound (``batch.cuts``).
-            None if no row waits.
+        waits: The first offset with a row above the bound. The row is applied under a later, higher bound.
+            None if there is no such row.
         passed: The offset of the first watermark at or above the bound, or None. No later record was used.
         writers: By registry id of a value schema: the first and the last row written with this schema.
         last: Offset and leader epoch of the last record that was read, of any table. None if the records
@@ -75,7 +78,9 @@ class PartitionSummary:
 
 
 class UnplannedRecord(NamedTuple):
-    """The first record of a topic-partition with a schema id that the ``DecodePlan`` does not contain."""
+    """The first record of a topic-partition that cannot be decoded yet, because the batch's decode plan
+    (``DecodePlan``) does not contain its schema id.
+    """
 
     place: TopicPartition
     offset: int
@@ -84,8 +89,8 @@ class UnplannedRecord(NamedTuple):
 class BadRecord(NamedTuple):
     """The first record of a topic-partition that cannot be decoded or applied: its location and the reason.
 
-    ``schema_id``: the registry id in the value's header, or in the key's header if the record has no value.
-    None if the key or the value has no such header.
+    ``schema_id``: the registry id in the Confluent header of the value, or of the key if the record has no
+    value. None if the key or the value has no such header.
     """
 
     place: TopicPartition
@@ -115,18 +120,20 @@ class Truncate(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The counts of one reduced batch, in events unless stated otherwise.
+    """The counts of one batch after its changes were reduced to one row per key.
 
-    Two equations hold: ``read = row_events + filtered + bad + unplanned`` and ``row_events = upserts +
-    deletes - split_halves + superseded``. A change of a primary key is one event, but two rows to apply: a
-    delete of the old key and an upsert of the new key.
+    Counts are in events unless stated otherwise. Two equations hold: ``read = row_events + filtered + bad +
+    unplanned`` and ``row_events = upserts + deletes - split_halves + superseded``. A change of a primary key
+    is one event, but two rows to apply: a delete of the old key and an upsert of the new key.
 
     Counters:
 
     - ``messages``: Kafka records, to be compared with the number of fetched records.
     - ``upserts``, ``deletes``: rows to apply.
     - ``split_halves``: deletes of old keys. Their events are counted with the upserts of the new keys.
-    - ``filtered``: events without a row, among them ``ddl`` and ``watermarks``.
+    - ``filtered``: events that change no row, among them ``ddl`` and ``watermarks``.
+    - ``bad``: events that cannot be decoded or applied.
+    - ``unplanned``: events with a schema or a column that the decode plan does not contain.
     - ``unmatched``: row events, applied or superseded, whose row does not match the table's filter.
     - ``warned``: rows to apply with a warning: their checksum does not match, or a key column of a delete
       may not have been sent.
@@ -173,10 +180,10 @@ class BatchSummary:
 
     @property
     def is_to_learn(self) -> bool:
-        """True if the driver must check, after the batch, whether the decode plan still fits the records.
+        """True if the driver must check, after the batch, whether the decode plan fits the batch's records.
 
-        This is so if records are unplanned or bad, or if the batch reports which writer schemas its rows
-        have.
+        It must do so if some records are bad, if some have a schema or a column that the plan does not
+        contain, or if the summary lists the writer schemas of the rows.
         """
         return bool(self.unplanned or self.bad) or any(summary.writers for summary in self.places.values())
 
@@ -197,7 +204,7 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def greatest(moments: Iterable[int | None]) -> int | None:
-    """Returns the greatest commit_ts, or None if all are None."""
+    """Returns the greatest of several commit_ts, of which some may be None; None if all are None."""
     return max((moment for moment in moments if moment is not None), default=None)
 
 
@@ -207,7 +214,7 @@ def latest(*records: LastRecord | None) -> LastRecord | None:
 
 
 def least(moments: Iterable[int | None]) -> int | None:
-    """Returns the least commit_ts, or None if all are None."""
+    """Returns the least of several commit_ts, of which some may be None; None if all are None."""
     return min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -228,10 +235,10 @@ class Account:
         superseded: Row events that were replaced by a newer event of their key.
         without_row: DDL, watermarks and messages that change no row.
         dead_lettered: Bad events that were written as dead letters.
-        filtered_out: Row events, applied or superseded, whose row does not match the table's filter. Not part
-            of the law's sum.
+        filtered_out: Row events, applied or superseded, whose row does not match the table's filter. They are
+            already part of ``applied`` or ``superseded``.
         row_by_row: Records that the slower row codec decoded one at a time, because the columnar decoder
-            could not decode them with certainty. Not part of the law's sum.
+            could not decode them with certainty. Their events are already part of the other counts.
     """
 
     read: int = 0
@@ -247,8 +254,8 @@ class Account:
         return Account(**{name: count + theirs[name] for name, count in mine.items()})
 
     def values(self) -> tuple[int, int, int, int, int]:
-        """The terms of the law of counts: ``read``, ``applied``, ``superseded``, ``without_row``,
-        ``dead_lettered``.
+        """The five counts of the equation that ``check`` verifies: ``read``, ``applied``, ``superseded``,
+        ``without_row`` and ``dead_lettered``.
         """
         return self.read, self.applied, self.superseded, self.without_row, self.dead_lettered
 
@@ -266,7 +273,7 @@ class Account:
         return cls(**{name: counters.get(name, counters.get(_FORMER.get(name, name), 0)) for name in names})
 
     def check(self, *, table: str) -> None:
-        """Check the law over the counts.
+        """Check that ``read`` equals the sum of the other counts.
 
         Raises:
             AccountingError: The counts do not add up to ``read``, or ``filtered_out`` is not between 0 and
@@ -341,7 +348,7 @@ WITHOUT_ROW: Final = "without_row"
 
 @dataclass(frozen=True)
 class Filtered:
-    """The number of events without a row, by kind, in one batch or in several batches.
+    """The number of events that change no row, by kind, in one batch or in several batches.
 
     ``last_ddl``: ``commit_ts``, ``kind`` and ``query`` of the newest stored DDL event, or None.
     """
@@ -374,16 +381,16 @@ class Filtered:
 
 
 def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
-    """Returns the numbers of one batch's events that have no row, by kind."""
+    """Returns how many events of one batch change no row: DDL events, watermarks and other messages."""
     others = summary.filtered - summary.ddl - summary.watermarks
     return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
 
 
 def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[str, Any]:
-    """Returns a table's watermark and its events without a row, as details for ``tidesink status``.
+    """Returns a table's watermark and the counts in ``filtered``, as details for ``tidesink status``.
 
-    ``watermark`` is the commit_ts that every partition has passed. It is None after a rewind, until the
-    partitions are applied up to the offsets that they had before the rewind.
+    ``watermark`` is the commit_ts that every partition has passed. After a rewind it is None, until each
+    partition is applied again up to its offset from before the rewind.
     """
     topic_progress = progress.topics.get(topic) if progress else None
     watermark = (
@@ -397,8 +404,9 @@ def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[st
 def least_watermark(progress: Progress, topic: str) -> int | None:
     """Returns the commit_ts (TiDB TSO) up to which all changes of a topic were read.
 
-    This is the smallest of the partitions' watermarks. A DDL event up to it may be applied, and a cut may be
-    made at it. The result is None until each partition has a watermark.
+    This is the smallest of the partitions' watermarks. A DDL event with a commit_ts up to it may be applied,
+    and a cut (the state of all tables as of one commit_ts) may be made at it. The result is None until each
+    partition has a watermark.
     """
     topic_progress = progress.topics.get(topic)
     marks = [part.watermark for part in topic_progress.partitions.values()] if topic_progress else []

@@ -42,8 +42,8 @@ def up_to_bound(
 ) -> Iterator[DecodedRecords]:
     """Decodes the records of a range up to its first watermark with a commit_ts at or above ``bound``.
 
-    The batches must be in the order of their offsets. A batch may have been split by table
-    (``SplitByTable``). Then the part with the watermarks must come first.
+    The batches must be in the order of their offsets. If a batch was split into one batch per table
+    (``SplitByTable``), the records that name no table, which include the watermarks, must come first.
 
     Args:
         batches: Kafka records of one range.
@@ -106,8 +106,8 @@ def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
 def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int | None) -> dict[int, int]:
     """Returns, for each partition, the offset below which all records are applied.
 
-    ``applied``: the next offset to read in each partition. If a row of the partition waits for a higher
-    bound, the result is the offset of the first waiting row instead.
+    This is the offset of the first row that waits for a higher bound. If no row of the partition waits, it is
+    the partition's offset in ``applied``, the next offsets to read.
     """
     parts = topic.partitions if topic is not None and bound is not None else {}
     low = {number: part.low_water_offset for number, part in parts.items()}
@@ -130,7 +130,8 @@ def topic_after(
         topic_id: Kafka's id of the topic.
         read: The end offset and the summary of the range that was read, by partition.
         bound: The commit_ts that the batch was read up to, or None.
-        last: Last records by partition, in addition to the last records in the summaries.
+        last: Further last records by partition: of records that were skipped without a commit, and of a
+            shared read. The newest of these and of the summaries' last records is kept.
     """
     old = before.topics[topic].partitions if topic in before.topics else {}
     stands = {number: _under(part, before.bound, bound) for number, part in old.items()}
@@ -173,18 +174,19 @@ def _after(
 
 
 def _last_before(following: int, *records: LastRecord | None) -> LastRecord | None:
-    """Returns the newest of the records with an offset below ``following``, the next offset to read.
+    """Returns the newest of the given records whose offset is below ``following``, the next offset to read.
 
     The batch may end before the end of the range that was read: at a bad record, a truncate, or a watermark
-    at the bound. Records after that point do not count.
+    at the bound. A record after that point is ignored.
     """
     return latest(*(record for record in records if record is not None and record.offset < following))
 
 
 def _under(part: PartitionProgress, earlier_bound: int | None, bound: int | None) -> PartitionProgress:
-    """Converts a partition's progress from an earlier bound (``earlier_bound``) to a new bound (``bound``).
+    """Returns a partition's progress under a new bound (``bound``), from its progress under an earlier bound.
 
-    If the bound changes, rows that waited are read again, and so is the watermark at which reading ended.
+    If the bound changes, the next offset moves back, so that the rows that waited and the watermark at which
+    reading ended are read again.
     """
     if earlier_bound is None and bound is not None:
         # Without a bound, the worker also read records after the watermark. These may be the beginning of a
@@ -201,10 +203,10 @@ def _under(part: PartitionProgress, earlier_bound: int | None, bound: int | None
 
 
 def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:
-    """Returns ``bound`` as the watermark of each partition that was read up to its offset in ``ends``.
+    """Returns ``bound`` as the watermark of each partition that was read up to its end offset.
 
-    ``ends``: the end offsets of the partitions, looked up after the source had passed the bound. So all rows
-    up to the bound are below them. Without a bound, the result is empty.
+    ``ends``: the end offset of each partition, looked up after the source had passed the bound. So all rows
+    with a commit_ts up to the bound have smaller offsets. If ``bound`` is None, the result is empty.
     """
     if bound is None:
         return NO_MARKS
@@ -217,8 +219,8 @@ def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[in
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
     """Returns the numbers of the partitions in which every change up to ``bound`` is applied.
 
-    These partitions are not read further under this bound: records after the watermark that passed it may be
-    the beginning of a re-send. ``marks``: for each partition, its newest watermark after the committed
+    These partitions are not read further under this bound: the records after the watermark at the bound may
+    be the beginning of a re-send. ``marks``: for each partition, its newest watermark after the committed
     offset, if only watermarks lie between that offset and the watermark.
     """
     topic_progress = progress.topics.get(topic)
@@ -248,10 +250,10 @@ def stands_at(
 
 
 def is_outside(progress: Progress, bound: int | None, *, loads: bool) -> bool:
-    """Returns True if the cut at ``bound`` has to omit the table.
+    """Returns True if the cut at ``bound`` (the tables' state as of this commit_ts) must omit the table.
 
-    A table is omitted while its snapshot is loading, and as long as the snapshot's rows may be newer than the
-    bound. ``loads``: True while the table's snapshot is not complete.
+    A cut omits a table while its snapshot is loading, and as long as the snapshot's rows may be newer than
+    the bound. ``loads``: True while the table's snapshot is not complete.
     """
     seen = progress.snapshot.seen if progress.snapshot is not None else None
     return loads or (seen is not None and (bound is None or seen > bound))
@@ -260,8 +262,8 @@ def is_outside(progress: Progress, bound: int | None, *, loads: bool) -> bool:
 def least_bound(progress: Progress, *, outside: bool = False) -> int | None:
     """Returns the smallest bound (a commit_ts) under which a table can be read, or None for any bound.
 
-    The bound must not be smaller than the greatest commit_ts that was applied. ``outside``: True if cuts omit
-    the table. Then the applied changes do not restrict the bound.
+    If cuts include the table, the bound must not be smaller than the greatest commit_ts that was applied.
+    ``outside``: True if cuts omit the table. Then the applied changes do not restrict the bound.
     """
     return progress.bound if outside else greatest([progress.bound, progress.commit_ts])
 

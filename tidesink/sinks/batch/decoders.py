@@ -1,7 +1,8 @@
 """Decode plans, and the writer schemas of records by registry id.
 
-Tasks do not call the schema registry. A task returns a record as *unplanned* if the plan does not contain the
-record's schema. The driver then looks the schema up in the registry and runs the batch again with a new plan.
+A decode plan has the schemas with which tasks decode a table's records. Tasks do not call the schema
+registry. A task returns a record as *unplanned* if the plan does not contain the record's schema. The driver
+then looks the schema up in the registry and runs the batch again with a new plan.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _NO_ID = -1
 # The remedy for records with AWS Glue's header, by protocol.
 UNDER_CONFLUENT: Final = {
     "flat-avro": (
-        "Configure the changefeed with a schema-registry URL. Records with the AWS Glue header can only be "
-        "read with tidesink decode and open_codec(glue=...)."
+        "Configure the changefeed with a schema-registry URL. Only tidesink decode and open_codec(glue=...) "
+        "can read records with the AWS Glue header."
     ),
     "debezium-avro": (
         "Configure the connector with Confluent's or Apicurio's AvroConverter instead of AWS's, or the "
-        "changefeed with a schema-registry URL. Then have tidesink read the topic from the first record that "
-        "was written after this change."
+        "changefeed with a schema-registry URL. Records that were written before that cannot be read: in a "
+        "new table's section under tables, set start to the time of the change."
     ),
 }
 
@@ -45,18 +46,18 @@ class DecodePlan:
     """The conversion of a table's records into rows of the target, based on the known writer schemas.
 
     Attributes:
-        rows: Converts rows of every known writer schema into one shape (``TargetSchema``). The shape has the
-            columns of the table's base shape and of all these schemas.
+        rows: Converts rows of every known writer schema into one set of columns (``TargetSchema``): the
+            columns with which the table began, and those of all these schemas.
         decoder: Decodes the table's records.
         keeps_values: True if a row may omit values, so that the target keeps its stored values. This depends
             only on the protocol and the config. So a conflicting setting is rejected before any record is
             read.
         gone: Columns of ``shape``, in lower case, that the source no longer has.
         logs: True if every change becomes a row of a change log (``mode: append``).
-        rules: Conditions that the batch sets for its events.
+        rules: Conditions that each event of the batch must meet. Otherwise it is a bad record.
         row_filter: The table's filter, or None. A row that does not match it is a delete.
         ignores_nulls: True if a null is treated like a value that was not sent: the stored value is kept.
-        warnings: Warnings about columns, for properties that the topic's records do not contain.
+        warnings: Warnings about columns of which the topic's records do not show all properties.
     """
 
     rows: TargetRows
@@ -80,16 +81,17 @@ class DecodePlan:
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TargetSchema) -> DecodePlan:
-        """Returns a plan whose rows get the columns of ``shape``, which has the same columns with other
-        properties.
+        """Returns a copy of the plan in which the columns have the properties that they have in ``shape``.
+
+        ``shape`` must have the same columns as the plan.
         """
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
         """Returns a copy of the plan for the batch with the number ``number``.
 
-        ``rules``: the batch's conditions on its events. ``marks_deletes``: True if a deleted row stays in the
-        target and is marked as deleted.
+        ``rules``: the conditions that each event of the batch must meet. ``marks_deletes``: True if a deleted
+        row stays in the target and is marked as deleted.
         """
         rows = self.rows
         if rows.metadata is not None:
@@ -130,10 +132,10 @@ class RegisteredSchemas:
     values: SideSchemas
 
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
-        """Yields the records that cannot be decoded, because their key or value has a schema id without a
-        usable schema.
+        """Yields the records that cannot be decoded, because the schema id in their key or value belongs to
+        none of the usable schemas.
 
-        ``first``: the side (``key`` or ``value``) whose error is reported if both sides have one.
+        ``first``: the part of the record (``key`` or ``value``) whose error is reported if both have one.
         """
         sides = {"key": self.keys, "value": self.values}
         parts = [first, *(part for part in sides if part != first)]
@@ -157,17 +159,19 @@ class RegisteredSchemas:
 
 
 def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
-    """Returns schema ids in the order in which the schemas were in use.
+    """Returns the schema ids ``ids`` in the order in which their schemas were in use.
 
-    An id that occurs several times in ``history`` is repeated. Ids that do not occur there follow in
-    ascending order.
+    ``history``: the known ids in that order. An id that occurs in it several times is repeated in the result.
+    Ids that do not occur in it follow at the end, in ascending order.
     """
     wanted = set(ids)
     return (*(schema_id for schema_id in history if schema_id in wanted), *sorted(wanted - set(history)))
 
 
 class KnownSchemas(MemorySchemaRegistry):
-    """A schema registry in memory. It returns already known schemas under the ids of the real registry."""
+    """A schema registry in memory, for codecs in tasks. It returns the schemas that the driver has read from
+    the real registry, by the same ids.
+    """
 
     def __init__(self, texts: Mapping[int, str]) -> None:
         super().__init__()
@@ -184,8 +188,8 @@ class KnownSchemas(MemorySchemaRegistry):
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Yields the decoding errors of records, and explains an error that is caused by an unsupported schema
-    header.
+    """Yields the decoding errors of records. An error that is caused by an unsupported schema header gets a
+    message that explains this.
 
     Workers read a schema id only from Confluent's header in front of a key or a value. They do not read ids
     from record headers or from AWS Glue's header.
@@ -205,9 +209,9 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, unplanned: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields the unplanned records ``unplanned``.
+    """Yields the given unplanned records, which have a schema or a column that the decode plan lacks.
 
-    A record that has its schema ids in Kafka headers becomes an error, because workers do not read ids there.
+    A record that has its schema ids in Kafka headers gets an error, because workers do not read ids there.
     """
     for unplanned_record in unplanned:
         elsewhere = record_ids_in_headers(records, unplanned_record.record)

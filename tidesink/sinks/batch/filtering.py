@@ -62,8 +62,8 @@ class Verdicts(NamedTuple):
     """A chunk, and Spark's verdict on each of its row changes.
 
     ``wanted``: the range of offsets that the chunk belongs to. ``chunk``: the decoded records, or the error
-    that decoding raised. ``said``: for each row change the text ``true``, ``false`` or ``null``, or a null
-    value if Spark could not evaluate the condition.
+    that decoding raised. ``said``: the verdicts. A verdict is the text ``true``, ``false`` or ``null``, or a
+    null value if Spark could not evaluate the condition.
     """
 
     wanted: FetchRange
@@ -80,7 +80,7 @@ class RowFilterRule:
         expression: The filter in Spark SQL, with the columns as members of the struct ``FILTERED``. Its
             result is the text ``true``, ``false`` or ``null``, or a null value if the filter cannot be
             evaluated.
-        columns: The names of the columns that the filter uses, as in the table's own shape.
+        columns: The source's names of the columns that the filter uses.
         ddl: These columns and their types as Spark DDL.
     """
 
@@ -91,15 +91,15 @@ class RowFilterRule:
 
     @property
     def chunks_ddl(self) -> str:
-        """The columns that the first half of the task returns, as Spark DDL."""
+        """The columns of the rows on which Spark evaluates the filter, as Spark DDL."""
         return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
 
     def applied(self, decoded: DecodedRecords, verdicts: pa.Array, rows: TargetRows) -> DecodedRecords:
-        """Returns the decoded records after applying the verdicts.
+        """Marks the row changes in decoded records that do not match the filter, and returns the records.
 
         Row changes get the column ``UNMATCHED``: True if the row does not match the filter. Row changes for
-        which the filter cannot be evaluated become bad records. ``verdicts``: one verdict per row change, in
-        their order.
+        which the filter cannot be evaluated become bad records. ``verdicts``: Spark's verdict on each row
+        change, in the order of the row changes.
         """
         tables, others, start = [], [*decoded.others], 0
         for table in decoded.tables:
@@ -113,8 +113,10 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, verdicts: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """Adds the column ``UNMATCHED`` to row changes. Returns the valid row changes and the new bad
-        records.
+        """Adds the column ``UNMATCHED`` to row changes.
+
+        Returns the row changes for which the filter could be evaluated, and a bad record for each of the
+        others.
         """
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
@@ -148,7 +150,7 @@ def condition(row_filter: RowFilter, shape: TargetSchema) -> str:
 
 
 def filter_rule(row_filter: RowFilter, shape: TargetSchema, session: SparkSession) -> RowFilterRule:
-    """Returns the rule with which tasks apply a filter to rows in the columns of ``shape``.
+    """Returns the form of a filter that tasks use, for rows with the columns of ``shape``.
 
     Raises:
         ConfigError: Spark does not accept the filter, or its type is not boolean.
@@ -186,7 +188,8 @@ def check_condition(row_filter: RowFilter, shape: TargetSchema, session: SparkSe
         ) from exc
     if not isinstance(data_type, BooleanType):
         raise ConfigError(
-            f"filter: {row_filter.text!r} must be a condition, but its type is {data_type.simpleString()}.",
+            f"filter: {row_filter.text!r} must be a condition, but its type is {data_type.simpleString()}. "
+            "Write a comparison, such as id > 0.",
             table=str(shape.table),
         )
 
@@ -202,8 +205,8 @@ def decoded_chunk(
 ) -> pa.RecordBatch:
     """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 
-    The first row contains the whole chunk, pickled. ``decoded``: the decoded records, or the error that
-    decoding raised.
+    A row has the values on which Spark evaluates the filter. The first row also has the whole chunk, pickled.
+    ``decoded``: the decoded records, or the error that decoding raised.
     """
     tables = [] if isinstance(decoded, TidesinkError) else decoded.tables
     parts = [rows.source_row(table, table.rows["after"].combine_chunks(), rule.columns) for table in tables]
@@ -216,8 +219,8 @@ def decoded_chunk(
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
     """Yields each chunk of decoded records with Spark's verdicts on its row changes.
 
-    A chunk begins at each row that contains one, so it does not matter how Spark divided the rows into
-    batches.
+    A new chunk begins at each row that contains a pickled chunk, so it does not matter how Spark divided the
+    rows into batches.
     """
     chunk, chunk_verdicts = None, list[Any]()
     for batch in batches:

@@ -1,6 +1,8 @@
 """Side records of a batch: dead letters, and stored DDL events that people can list.
 
-This module also reads dead letters for a replay, together with the later Kafka records of the same rows.
+A dead letter is a record that could not be decoded or applied, in the dead-letter topic. A replay applies
+dead letters later. This module also reads them for a replay, together with the later Kafka records of the
+same rows.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class WrittenLetters(NamedTuple):
 def write_bad_records(
     reduced: DataFrame, fetch: Fetch, topic: LetterTopic, stamp: LetterStamp
 ) -> WrittenLetters:
-    """Write the bad records of a reduced batch to the dead-letter topic, from Spark tasks.
+    """Write the bad records of a batch to the dead-letter topic, from Spark tasks.
 
     The tasks read the bad records from Kafka a second time, with headers, because batches do not carry the
     records' bytes. A record with several bad events becomes one letter, with the error of one of these
@@ -115,9 +117,9 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Indexes the rows of bad records by the record's topic, partition and offset.
+    """Returns rows with the errors of bad records, by the record's topic, partition and offset.
 
-    If a record has several rows, the last row is used.
+    If a record has several such rows, the last one is returned.
     """
     rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
@@ -155,10 +157,10 @@ _EVENT_BYTES: Final = 1 << 10
 def keep_ddl(
     context: WorkerContext, reduced: DataFrame, topic_id: str, progress: Progress
 ) -> dict[str, Any] | None:
-    """Store the DDL events of a reduced batch. Returns the newest event's commit_ts, kind and query.
+    """Store the DDL events of a batch. Returns commit_ts, kind and query of the newest one, or None.
 
-    The rows of the reduced frame contain the bytes of DDL events. This process decodes them, one page at a
-    time. The result is None if the batch has no DDL events.
+    The rows of ``reduced``, the result of the batch's tasks, contain the bytes of DDL events. This process
+    decodes them, one page at a time.
 
     Raises:
         StateStoreError: The state store does not answer.
@@ -264,7 +266,8 @@ class SortedLetters(NamedTuple):
         waiting: The number of letters at offsets that are not applied yet. The worker still reads
             these records itself.
         expired: The number of letters that cannot be replayed, because Kafka no longer has all later records.
-        settled: Letters whose rows a later resync repaired. They need no replay.
+        settled: Letters whose rows a later resync (a new read of the rows from the source) repaired. They
+            need no replay.
         unsure: The number of letters that cannot be replayed, because a snapshot may have read their rows
             either before or after the letter's change.
     """
@@ -292,7 +295,8 @@ def sorted_letters(
         bounds: The offsets at which letters can be replayed, by partition. In a partition without bounds
             nothing was applied yet.
         reads: The snapshots and resyncs of the table. If a resync of selected rows may have read a letter's
-            row, the letter still counts as ready. Its keys decide later (``EventKeys``).
+            row, the letter still counts as ready. Whether the resync read the row is decided later, by the
+            keys in the letter (``EventKeys``).
     """
     ready, settled = list[Letter](), list[Letter]()
     waiting = expired = unsure = 0
@@ -323,10 +327,10 @@ def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRea
 
 @dataclass(frozen=True)
 class EventKeys:
-    """Finds the keys of the letters' row events in a Spark task, in the target's columns.
+    """Spark task that returns the keys of the rows that dead letters change, in the target's columns.
 
     Each key has the location of its event. An update that changes the primary key has two keys. Records that
-    cannot be decoded or are not row events are skipped. ``plan``: the decode plan of the letters' batch.
+    cannot be decoded or change no row are skipped. ``plan``: the decode plan with which letters are decoded.
     """
 
     plan: DecodePlan
@@ -432,17 +436,21 @@ class FollowedFetch:
 
 @dataclass(frozen=True)
 class LetterRows:
-    """Restricts a replay to its letters, and to later changes of the rows that the letters change.
+    """Restricts a replay to its dead letters, and to later changes of the rows that the letters change.
 
-    Unplanned records and truncates are kept as well, because the driver must handle them first. ``hashes``:
-    hashes of the keys of these rows (``reduce.key_hashes``). ``own``: the letters' offsets by partition.
+    Also kept are truncates, and records with a schema or a column that the decode plan lacks, because the
+    driver must handle these first. ``hashes``: hashes of the keys of the rows that the letters change
+    (``reduce.key_hashes``). ``own``: the letters' offsets by partition.
     """
 
     hashes: npt.NDArray[np.uint64]
     own: Mapping[int, Offsets]
 
     def of(self, decoded: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Removes events of other rows from the decoded records. The counts of records do not change."""
+        """Removes events of rows that no letter changes from the decoded records, and returns the records.
+
+        The counts of records do not change.
+        """
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
             changes_of_keys(table, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
@@ -466,10 +474,10 @@ class LetterRows:
         return replace(decoded, tables=tables, others=others, silent=silent)
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the reduced rows whose keys are keys of the letters.
+        """Removes the rows that no letter changes from a reduction, and returns it.
 
-        A change of a primary key changes two rows. If only one of them belongs to the letters, the other row
-        is omitted: the target may have a newer version of it, and this replay did not read its later changes.
+        A change of a primary key changes two rows. If a letter changes only one of them, the other row is
+        omitted: the target may have a newer version of it, and this replay did not read its later changes.
         """
         return rows_of_keys(reduction, self.hashes)
 
@@ -487,7 +495,10 @@ def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
 
 
 def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
-    """Returns error class and reason of each bad record's first bad event, by partition and offset."""
+    """Returns the error class and the reason for each bad record, by partition and offset.
+
+    If a record has several bad events, those of its first one are returned.
+    """
     rows = reduced.where(F.col("_op") == BAD)
     faults = dict[tuple[int, int], tuple[str, str]]()
     for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
@@ -496,9 +507,9 @@ def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
-    """Returns, for each row to apply, the partition and offset of its event.
+    """Returns the partition and offset of each event whose row is to be applied.
 
-    An event that changes a key has two rows, but is listed once.
+    An event that changes a key has two rows to apply, but is returned once.
     """
     rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
     return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
@@ -506,13 +517,14 @@ def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LetterReader:
-    """Reads the letters of a replay and the later Kafka records for Spark tasks.
+    """Reads the dead letters of a replay, and the later Kafka records, for Spark tasks.
 
     Attributes:
         chosen: The letters of the replay.
         letters: Reads only the letters.
         whole: Reads the letters and then the ranges ``following``.
-        following: The ranges of later Kafka records. Empty if the target itself knows which rows are newer.
+        following: The ranges of later Kafka records. Empty if they need not be read, because the target
+            compares the positions of rows and keeps the newer ones.
     """
 
     chosen: tuple[Letter, ...]
@@ -521,7 +533,7 @@ class LetterReader:
     following: tuple[FetchRange, ...]
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on the letters and the later records."""
+        """Returns a lazy frame with the results of ``work`` on the letters and the later Kafka records."""
         return self.whole.over(session, ranges, work, ddl)
 
     def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:

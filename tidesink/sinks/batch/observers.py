@@ -41,8 +41,8 @@ class StillAtWork:
 class BatchStarted:
     """Event: the offsets of a batch are fixed, and the batch begins.
 
-    ``records``: the number of offsets in the batch. ``left``: the number of unread records that the topic has
-    after the batch, by the last look-up of the topic.
+    ``records``: the number of offsets in the batch. ``left``: the number of records that the topic has after
+    the batch, counted up to the end offsets of the topic's last look-up.
     """
 
     table: TableId
@@ -396,7 +396,10 @@ ALIVE_SECONDS: Final = 60.0
 
 
 def is_alive(seconds: float | None) -> TypeGuard[float]:
-    """Returns True if a worker is running, by the time since its last heartbeat (``seconds_since_beat``)."""
+    """Returns True if the last heartbeat is recent enough for a running worker.
+
+    ``seconds``: the time since the last heartbeat (``seconds_since_beat``), or None.
+    """
     return seconds is not None and seconds <= ALIVE_SECONDS
 
 

@@ -1,6 +1,6 @@
-"""Spark tasks over ranges of Kafka records: splitting the ranges, fetching, and stored shared records.
+"""Spark tasks that fetch ranges of Kafka records, and records that Spark stores for several tables.
 
-Kafka records stay Arrow batches inside a task. Spark sees only the rows that the work on a range returns.
+Inside a task, Kafka records are Arrow batches. Spark only gets the rows that the work on a range returns.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Question:
 
 
 def split_ranges(ranges: Sequence[OffsetRange], cores: int) -> tuple[FetchRange, ...]:
-    """Returns the non-empty ranges. Large ranges are split, so that all ``cores`` are used."""
+    """Returns the given ranges without the empty ones. Large ranges are split, so that all cores are used."""
     records = sum(part.records for part in ranges)
     tasks = max(1, min(cores, records // _RECORDS_A_TASK))
     return tuple(piece for part in ranges for piece in _pieces(part, -(-records // tasks)))
@@ -188,22 +188,25 @@ _BETWEEN: Final = "\x00"
 class SplitByTable:
     """Groups the records of a range by the table that they name. Records that name no table form one group.
 
-    Each result row (``KEPT_DDL``) has the records of one group as payload, not decoded and in their order:
+    Each result row (``KEPT_DDL``) is one group. Its column ``payload`` has the records, not decoded and in
+    the order of their offsets. Other columns:
 
-    - ``unlisted``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events, and the
-      watermarks in the payload.
-    - ``last_offset`` and ``last_epoch`` are those of the last record in the fetched batch, whatever its
-      table.
-    - ``error`` is a pickled ``TidesinkError`` in place of records, so that the error keeps its class.
+    - ``unlisted``, ``ddl`` and ``watermarks``: the number of rows of tables that the pipeline does not know,
+      of DDL events, and of watermarks among the records.
+    - ``last_offset`` and ``last_epoch``: offset and leader epoch of the last record of the fetched batch,
+      whatever its table.
+    - ``error``: a pickled ``TidesinkError``, in a row without records. Pickled, the error keeps its class.
 
-    ``most_bytes``: the maximum size of a range.
+    ``most_bytes``: the maximum size of a range in bytes.
     """
 
     names: TableNames
     most_bytes: int
 
     def __call__(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the payloads of a range, or one row with an error."""
+        """Yields a row for each group of records of a range. If the range cannot be read, the last row has
+        the error.
+        """
         size = 0
         try:
             for batch in records:
@@ -269,10 +272,10 @@ def _records_in(payloads: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.RecordB
 
 
 def full_name(table: TableId) -> str:
-    """Returns a table's name as the text that identifies the table in the payloads of ``SplitByTable``."""
+    """Returns the text that identifies a table in the result rows of ``SplitByTable``."""
     return _BETWEEN.join(table)
 
 
 def table_of(name: str) -> TableId:
-    """Returns the table that ``name``, a text made by ``full_name``, identifies."""
+    """Returns the table that is identified by ``name``, a result of ``full_name``."""
     return TableId(*name.split(_BETWEEN))

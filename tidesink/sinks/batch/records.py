@@ -3,8 +3,8 @@
 A ``TableDecoder`` decodes the records of a protocol. This module then checks the row changes:
 
 - A change that does not identify a row, or with a value that does not fit its column, becomes a bad record.
-- A change with a column that the plan's shape (``TargetSchema``) does not have is *unplanned*. The driver
-  looks up the schema with which it was written, and decodes the batch again.
+- A change with a column that the decode plan does not have is *unplanned*. The driver looks up the schema
+  with which the change was written, and decodes the batch again with a new plan.
 """
 
 from __future__ import annotations
@@ -84,32 +84,34 @@ _SCATTERED_TRUNCATE: Final = (
     "again."
 )
 _UNDATED: Final = (
-    "mode: history needs a commit_ts in every row event, but this event does not have one. Enable the TiDB "
-    "extension at the producer (flat-avro deletes of classic TiCDC have no commit_ts even then), or load the "
-    "table again in another mode."
+    "mode: history needs a commit_ts in every row event, but this event does not have one. Set "
+    "enable-tidb-extension=true in the changefeed's sink URI, or load the table again in another mode. "
+    "flat-avro deletes of classic TiCDC have no commit_ts even with this parameter."
 )
 _UNPLACED: Final = (
     "sequence_by: source needs the source's position in every row event, but this event has no commit_ts. "
-    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have no commit_ts even "
-    "then; Debezium messages have one only if TiCDC wrote them), or set sequence_by: kafka and load the "
-    "table again."
+    "Set enable-tidb-extension=true in the changefeed's sink URI, or set sequence_by: kafka and load the "
+    "table again. flat-avro deletes of classic TiCDC have no commit_ts even with this parameter. Debezium "
+    "messages have a commit_ts only if TiCDC wrote them."
 )
 _UNCUT: Final = (
     "cuts need a commit_ts in every row event, but this event does not have one. So it is not known whether "
-    "the event belongs to a cut. For TiCDC, enable the TiDB extension, or use canal-json (flat-avro deletes "
-    "of classic TiCDC have no commit_ts even with the extension). For a Debezium connector for MySQL, "
-    "MariaDB or Postgres, send the source field (flattened rows: add.fields). Or remove cuts from the config."
+    "the event belongs to a cut. For TiCDC, set enable-tidb-extension=true in the changefeed's sink URI. If "
+    "the event is a flat-avro delete of classic TiCDC, use canal-json instead, because such deletes never "
+    "have a commit_ts. For a Debezium connector for MySQL, MariaDB or Postgres, send the source field. If "
+    "the connector flattens rows, its setting add.fields does that. Or remove cuts from the config."
 )
 _INCOMPLETE: Final = (
     "The row omits values that did not change. sequence_by: source needs whole rows, because the event with "
-    "the omitted values may arrive later than this event. Have the source send whole rows (REPLICA IDENTITY "
-    "FULL), or set sequence_by: kafka. If the column's real value only looks like a placeholder for an "
-    "omitted value, set another unavailable-value-placeholder."
+    "the omitted values may arrive later than this event. Set REPLICA IDENTITY FULL on the source table, or "
+    "set sequence_by: kafka. If the column's real value only looks like Debezium's placeholder for an "
+    "omitted value, set another source.debezium.unavailable-value-placeholder, and the same one at the "
+    "connector."
 )
 _BEYOND: Final = (
     "The change is older than the horizon (commit_ts {horizon}). The target has removed its tombstones of "
     "deletes up to the horizon, so it is not known whether the row was deleted after this change. Compare "
-    "the row with the source. tombstone-retention sets how long tombstones are kept."
+    "the row with the source. To keep tombstones longer, raise tombstone-retention."
 )
 # The frame's integers are signed, so larger numbers do not fit. TiDB's timestamps are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
@@ -128,8 +130,8 @@ class OtherRecord:
         commit_ts: The commit_ts of a DDL event or a watermark.
         error: For a bad record, the name of the error class.
         reason: Why a record is bad or unplanned.
-        fields: For an unplanned record, what the plan does not have: the names of new columns, or the text of
-            the schema with which the record was written.
+        fields: For an unplanned record, what the decode plan does not have: the names of new columns, or the
+            text of the schema with which the record was written.
         key_id: The registry id of the key's schema.
         value_id: The registry id of the value's schema.
         key: The bytes of the key. Only bad records and DDL events have them.
@@ -155,21 +157,22 @@ class OtherRecord:
 
 @dataclass(frozen=True)
 class EventRules:
-    """Conditions on events that follow from the order, the mode and the progress of a table.
+    """Conditions that each event of a table must meet. They follow from the table's config and progress.
 
     An event that violates a condition becomes a bad record.
 
     Attributes:
         sequenced: True under ``sequence_by: source``. A row event must have a commit_ts and all values.
         versions: True under ``mode: history``. A row event must have a commit_ts.
-        horizon: The commit_ts up to which the target has removed its tombstones, or None. A row event up to
-            it is bad.
+        horizon: The commit_ts up to which the target has removed its tombstones (marks of deleted rows), or
+            None. A row event with a commit_ts up to the horizon is bad.
         truncates: True if truncates are allowed. False if the topic has several partitions, because it is not
             known which rows of the other partitions are older than the truncate.
-        emptied: The commit_ts at which DDL emptied the table, or None. A row event up to it is void: it is
-            not applied and not checked.
-        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. A row event above it
-            waits and is not checked. A row event without a commit_ts is bad.
+        emptied: The commit_ts at which DDL emptied the table, or None. A row event with a commit_ts up to
+            this one is void: it is not applied and not checked.
+        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. A row event with a
+            greater commit_ts waits, and is not checked. If there is a bound, a row event without a commit_ts
+            is bad.
     """
 
     sequenced: bool = False
@@ -180,7 +183,7 @@ class EventRules:
     bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the index and the error of each change that violates one of these rules.
+        """Yields the index and the error of each change that violates one of these conditions.
 
         If a change has several errors, the caller uses the last one.
         """
@@ -205,10 +208,10 @@ NO_RULES: Final = EventRules()
 
 @dataclass(frozen=True)
 class Unplanned:
-    """A record that cannot be decoded with the current plan.
+    """A record that cannot be decoded with the current decode plan.
 
     ``record``: the record's index in its batch. ``reason``: what the plan does not have. ``fault``: the error
-    if no later plan could decode the record either, else None.
+    if a new plan would not help, for example because the schema registry does not know the schema; else None.
     """
 
     record: int
@@ -313,18 +316,18 @@ class TableDecoder(ABC):
         return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose writer schemas are missing in the decode plan or cannot be used."""
+        """Returns the records whose writer schema is missing in the decode plan, or cannot be used."""
         return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
-        """Returns the columns of these changes that the plan does not have; empty if it has them all.
+        """Returns the columns of these changes that the decode plan (``rows``) does not have.
 
         All changes have the same writer schema. Some protocols return the schema's text in place of columns.
         """
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Returns True if the changes are changes of this decoder's table."""
+        """Returns True if the changes belong to this decoder's table."""
         return changes.table == self.table
 
     def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
@@ -334,7 +337,8 @@ class TableDecoder(ABC):
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """Returns the error for changes of a table other than this decoder's table."""
         return SchemaMismatchError(
-            f"The change belongs to table {changes.table}, but this topic is read as table {self.table}."
+            f"The change belongs to table {changes.table}, but this topic is read as table {self.table}. "
+            "Check the topic of this table under tables."
         )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
@@ -345,7 +349,7 @@ class TableDecoder(ABC):
         """Returns the error for a change without a value in one of the key columns ``keys``."""
         return UnnamedRowError(
             f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
-            "identify a row. Set keys to columns that every record's key has."
+            "identify a row. Set keys (under tables) to columns that the key of every record has."
         )
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
@@ -397,7 +401,7 @@ class TableDecoder(ABC):
         return None
 
     def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning or null for each change, or None without any warning.
+        """Returns the warning about each change, or null; None if there is no warning about any change.
 
         A change with a warning is applied nevertheless.
         """
@@ -429,6 +433,8 @@ def _with_old_key(event: Event, keys: Collection[str]) -> Event:
 class DecodedRecords:
     """The events of some records of one table.
 
+    The bound is the commit_ts up to which a batch applies rows (``batch.cuts``), if there is one.
+
     Attributes:
         tables: Row changes that fit the target, and truncates.
         others: Events that are not rows to apply.
@@ -440,7 +446,8 @@ class DecodedRecords:
         ddl: The number of DDL events of any table.
         void: The number of row changes that are skipped, because DDL emptied the table after them.
         void_records: The number of records whose first event is a void row change.
-        waiting_records: The number of records whose first event is a row above the bound.
+        waiting_records: The number of records whose first event is a row above the bound. These rows wait
+            until the bound is raised.
         waits: The first offset with a row above the bound, or None.
         passed: The offset of the watermark at the bound at which reading ended, or None.
         last: Offset and leader epoch of the last record that was read, of any table, or None.
@@ -496,7 +503,7 @@ def decoded_records(
     """Decodes and validates a batch of records.
 
     ``logs``: True for a change log, which keeps every change, so that the table needs no key. ``rules``: the
-    batch's conditions on its events.
+    conditions that each event must meet.
 
     Raises:
         SourceUnavailableError: A part of a record that is stored elsewhere (claim check, upstream database)
@@ -582,23 +589,22 @@ def _take(
 
 
 class _Places:
-    """Creates ``OtherRecord`` objects for records of a batch, which are given by their index."""
+    """Creates an ``OtherRecord`` object for a record, which is given by its index in a batch."""
 
     def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """Returns a bad record (``OtherRecord``) for a record that cannot be decoded, or whose row cannot be
-        applied.
-        """
+        """Describes a bad record: it cannot be decoded, or its row cannot be applied."""
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, unplanned_record: Unplanned) -> OtherRecord:
-        """Returns an unplanned record (``OtherRecord``), or a bad record if no later decode plan could decode
-        it either.
+        """Describes a record that the current decode plan cannot decode.
+
+        It is *unplanned* if a later plan may decode it, and otherwise a bad record.
         """
         if unplanned_record.fault is not None:
             return self._with_bytes(
@@ -618,17 +624,13 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """Returns an unplanned record (``OtherRecord``) whose row has columns that the decode plan does not
-        have.
-        """
+        """Describes a record whose row has columns that the decode plan does not have (``fields``)."""
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """Returns the ``OtherRecord`` that describes a DDL event, a watermark or another message without
-        rows.
-        """
+        """Describes a record with a DDL event, a watermark or another message without rows."""
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)
@@ -672,8 +674,8 @@ class _Validation:
         self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
-        """Returns True if an invalid value can be ignored: it may be in an update's old row, which is not
-        needed.
+        """Returns True if the record is to be decoded again without old rows, because the invalid value that
+        caused ``error`` may be in an old row. Only a change log needs old rows.
         """
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
@@ -695,8 +697,8 @@ class _Validation:
         return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Checks changes. Returns the valid ones, or None if all are invalid, and the bad or unplanned
-        records.
+        """Checks changes. Returns the valid changes, or None if all are invalid, and a bad or unplanned
+        record for each of the others.
         """
         error = self._refusal(changes)
         if error is not None:

@@ -51,9 +51,10 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class ReducedTable:
-    """The rows to apply that have one writer schema.
+    """The rows to apply that were written with the same writer schema.
 
-    All tables of a reduction together have at most one row per key.
+    A reduction (``Reduction``) has one such table for each writer schema. Together they have at most one row
+    per key.
 
     ``rows`` has the columns of ``ChangeTable.rows``, without ``before`` and ``UNMATCHED``, and these:
 
@@ -81,9 +82,9 @@ class Reduction:
         upserts: The number of rows to write.
         deletes: The number of rows to delete.
         halves: The number of deletes of old keys. A key change is one event, but two rows.
-        unnamed: The indices of the records with an event that has no value in some key column. These events
-            are not part of the numbers.
-        truncates: The offsets of truncates, which are not row events either.
+        unnamed: The indices of the records with an event that lacks a value in a key column. These events are
+            not counted in ``events``.
+        truncates: The offsets of truncates. They are not counted in ``events`` either.
     """
 
     tables: tuple[ReducedTable, ...]
@@ -310,7 +311,8 @@ class _TableRows:
 def row_keys(
     changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, old_keys: bool = True
 ) -> tuple[list[pa.Array], list[pa.Array], Flags]:
-    """Returns the columns of the changes' keys and old keys, and True for changes whose old key is different.
+    """Returns the key columns of the changes, the same columns of their old keys, and a mask of the changes
+    whose old key is different from the key.
 
     ``old_keys``: True if an update's old row contains the old key. Otherwise all old keys equal the keys.
     """
@@ -367,7 +369,10 @@ def _as_written(_name: str, values: pa.Array) -> pa.Array:
 def _new_key(
     images: Mapping[str, pa.StructArray], name: str, deleted: Flags, convert: ConvertKey
 ) -> pa.Array:
-    """Returns the values of a key column. A write's old row is not used, because its key may differ."""
+    """Returns a key column's values after each change; for a delete, its values in the deleted row.
+
+    A write's old row is not used, because its key may be another one.
+    """
     written, removed = (_first_value(images, name, order, convert) for order in (_WRITTEN_KEY, _DELETED_KEY))
     if not deleted.any():
         return written
@@ -379,8 +384,9 @@ def _new_key(
 def _first_value(
     images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
 ) -> pa.Array:
-    """Returns a column's values, each from the first image of the row that has the column.
+    """Returns a column's value for each change: the first value that is not null, in the order ``order``.
 
+    ``images``: the keys, old rows and new rows of the changes. ``order``: the names of the images to search.
     ``convert``: converts the values of the column.
     """
     columns = [
@@ -391,8 +397,8 @@ def _first_value(
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
-    """Returns the column ``name`` of an image, or None if the image does not have it. Names ignore case, as
-    in MySQL.
+    """Returns the column ``name`` of an image (the keys, old rows or new rows of changes), or None if the
+    image does not have it. Names ignore case, as in MySQL.
     """
     names = [member.name for member in image.type]
     exact = (
@@ -439,7 +445,9 @@ def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = ", ".join(sorted(map(str, kinds)))
         raise SchemaMismatchError(
-            f"Key column {name} has types in several schemas that cannot be compared: {types}.", column=name
+            f"Key column {name} has types in several schemas that cannot be compared: {types}. Load the "
+            "table again, and set its start to a time after the change of the type.",
+            column=name,
         ) from error
 
 
@@ -487,9 +495,10 @@ def _moments(commit_ts: pa.Array) -> Longs:
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
-    """Returns a code for each pair of codes. Equal pairs get equal codes.
+    """Combines two arrays of numbers into one. Equal pairs of numbers get equal results.
 
-    The new codes are consecutive numbers from 0, so that combining more key columns cannot overflow.
+    The results are consecutive numbers from 0, so that combining them with the numbers of more key columns
+    cannot overflow.
     """
     if not len(first):
         return first
@@ -506,7 +515,7 @@ def _order(rows: _Rows, order: Order) -> Longs:
     if order == "commit_ts":
         return _sorted((*kafka, ~rows.deletes, _moments(rows.commit_ts)))
     if rows.source.null_count:
-        raise ValueError("a row event has no position of its source")
+        raise ValueError("a row event has no source position")
     return _sorted((*kafka, ~rows.deletes, *reversed(_source_numbers(rows.source))))
 
 
@@ -517,9 +526,10 @@ def _in_order(rows: _Rows) -> bool:
 
 
 def _version_order(rows: _Rows) -> Longs:
-    """Returns the indices of the rows in the order in which the last row of a key and commit_ts wins.
+    """Returns the indices of the rows, sorted so that the row to keep comes last.
 
-    A write wins over a delete, and the first of equal events in Kafka wins.
+    Among the rows of one key and commit_ts, a write is kept rather than a delete. Among several writes, the
+    first one in Kafka is kept.
     """
     return _sorted((-rows.index, -rows.offset, -rows.partition, ~rows.deletes))
 
@@ -533,10 +543,10 @@ def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
 
 
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
-    """Returns the source positions as integer columns that have the same order.
+    """Returns integer columns by which rows are sorted in the order of their source positions.
 
-    The n-th column has the rank of each position's n-th number. A position that is a prefix of another one is
-    less.
+    A source position is a list of numbers. The n-th column has the rank of each position's n-th number. A
+    position that is a prefix of another one is less.
     """
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]
@@ -551,7 +561,10 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
-    """Returns, for each key code, the index of its last row in ``order``. The indices are sorted."""
+    """Returns the index of each key's last row in ``order``. The indices are sorted.
+
+    ``codes``: for each row, the number of its key.
+    """
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes[order]] = order
     return np.sort(last)
@@ -665,7 +678,9 @@ class _StoredValues:
         return np.where(usable, source, -1)
 
     def _filled(self, column: pa.Array, name: str, positions: Longs, source: Longs) -> pa.Array:
-        """Returns ``column`` with the values of the rows ``source`` at the positions ``positions``."""
+        """Returns ``column`` with the value at each of ``positions`` replaced by the column's value in
+        another row, whose index is in ``source``.
+        """
         values = pa.nulls(len(column), column.type)
         table = self._rows.table[source]
         for number in np.unique(table).tolist():
@@ -696,7 +711,8 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
             f"A row omits its value in column {name}. The value in an earlier row has type {values.type}, "
-            f"which does not fit into {kind}. Have the changefeed send whole rows.",
+            f"which does not fit into {kind}. Have the producer send whole rows (Postgres: REPLICA IDENTITY "
+            "FULL).",
             column=name,
         ) from error
 
@@ -721,7 +737,7 @@ def mixed_message(keys: Sequence[str]) -> str:
         f"The same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
         "show which change is newer. The changefeed must send all changes of a key to one partition: set its "
         "dispatcher to 'index-value' or 'table', or to 'columns' with columns of the key, and not to 'ts'. "
-        "Then create the topic and the table again. Or set sequence_by: source."
+        "Then have it write to a new topic, and load the table again from there. Or set sequence_by: source."
     )
 
 

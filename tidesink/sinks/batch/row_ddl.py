@@ -23,8 +23,9 @@ from tidesink.sinks.state.progress import Progress
 
 _SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
-    "the statement has no commit time, so rows from before it cannot be distinguished from later rows: have "
-    "the producer write the time (TiCDC: enable-tidb-extension), or load the table again"
+    "the statement has no commit time, so rows from before it cannot be distinguished from later rows: load "
+    "the table again. With TiCDC, set enable-tidb-extension=true in the changefeed's sink URI, so that later "
+    "statements have a commit time"
 )
 _ODD: Final = (
     "the statement's commit time is impossible ({}), and applying it would remove all rows up to that time. "
@@ -45,12 +46,12 @@ _IGNORED: Final = "if the statement is ignored, {}"
 
 @dataclass(frozen=True)
 class RowDecision:
-    """The decision on DDL that changes existing rows, made before a batch.
+    """The decision, made before a batch, on DDL that changes existing rows.
 
     ``pending``: statements that wait for a person's decision. The batch is not applied until all of them are
-    decided. ``empties``: if DDL empties the table, the TSO up to which its rows are void, else None. The
-    table is emptied before the batch. ``decided``: the value of ``Progress.decided`` after the batch, which
-    is the newest commit time among the known statements.
+    decided. ``empties``: the TSO up to which rows are void, if DDL empties the table, else None. The table is
+    emptied before the batch is applied. ``decided``: the newest commit time among the known statements. It
+    becomes ``Progress.decided``.
     """
 
     pending: tuple[Pending, ...] = ()
@@ -101,11 +102,12 @@ def up_to(statements: Sequence[RowDdl] | None, bound: int | None) -> Sequence[Ro
 
 
 def is_decided(ddl: RowDdl, progress: Progress, topic: str) -> bool:
-    """Returns True if the statement was known when an earlier batch was applied. So it is not decided again.
+    """Returns True if the statement was known when an earlier batch was applied. It is not decided again,
+    because the target's rows may be later than the statement.
 
-    The target's rows may be later than such a statement. Progress that was stored by a version that did not
-    follow this DDL has no ``decided``. Then the result is True if the table has applied changes after the
-    statement's commit time or, without a commit time, after its record.
+    Earlier versions of tidesink, which did not apply this DDL, stored no ``Progress.decided``. Without it,
+    the result is True if the table has applied changes after the statement's commit time. For a statement
+    without a commit time, it is True if the table was applied beyond the statement's record.
     """
     if progress.decided is not None:
         return ddl.moment is not None and ddl.moment <= progress.decided

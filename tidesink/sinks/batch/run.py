@@ -115,7 +115,8 @@ class Hold:
 
     Attributes:
         table: The table in the target.
-        epoch: The number that fences off workers that owned the table before.
+        epoch: The number that this worker got when it became the table's owner. With a lower number, a
+            previous owner can no longer commit.
         progress: The progress of the last committed batch.
         horizon: The commit_ts up to which the target may have removed its tombstones of deletes.
         accepted: Decisions of people on schema changes.
@@ -124,7 +125,7 @@ class Hold:
             change may be applied before the snapshot reads its row. Values that the change omits are NULL
             until the snapshot reads them.
         bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. Later rows wait.
-        outside: True if cuts omit the table.
+        outside: True if cuts (the state of all tables as of one commit_ts) omit the table.
     """
 
     table: TargetTable
@@ -182,7 +183,7 @@ class BatchOutcome:
         warnings: Warnings about changed columns.
         seconds: The duration of each step in seconds.
         pending: Schema changes and DDL that wait for a person.
-        filtered: The number of events without a row, by kind.
+        filtered: The number of events that change no row, by kind.
         left: For a lake table: what Spark did, and why the batch was not written directly as files. Empty if
             it was. None if the batch had no rows.
     """
@@ -205,9 +206,10 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A batch after the tasks have decoded and reduced it.
+    """A batch after the tasks have decoded it and reduced its changes to one row per key.
 
-    ``bad``: the bad record at which its offsets end.
+    ``plan``: the offsets of the batch. ``found``: the results of the tasks. ``bad``: the bad record before
+    which the batch ends, or None.
     """
 
     plan: BatchPlan
@@ -297,7 +299,9 @@ class Batch:
         return outcome
 
     def _forget_unless_committing(self) -> None:
-        """Removes the staged rows of a failed batch, unless its commit has begun and may contain them."""
+        """Removes the rows that a failed batch has staged in the target, unless its commit has begun and may
+        contain them.
+        """
         if self._committing or not self._staged:
             return
         try:
@@ -398,7 +402,8 @@ class Batch:
         return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan, sink)
 
     def _row_sink(self, plan: BatchPlan, decode_plan: DecodePlan) -> RowSink | None:
-        """Returns the sink to which tasks send the reduced rows, or None if the rows cannot be staged.
+        """Returns the sink with which tasks stage rows: they write the rows to the target, ahead of the
+        commit. Returns None if the rows cannot be staged.
 
         Rows are staged if the target can stage them, and its columns need no change.
         """
@@ -481,8 +486,8 @@ class Batch:
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
-        """Returns True if tasks staged the rows with other columns than the target gets by this batch's
-        schema decision.
+        """Returns True if the rows were staged with other columns than the target will have after the
+        decision on schema changes. The batch is then read again without staging.
         """
         if reduction.found.staged is None:
             return False
@@ -498,7 +503,9 @@ class Batch:
         if missed.summary.unplanned:
             raise SchemaMismatchError(
                 "The schemas of some records, or columns of their rows, cannot be found: "
-                f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}.",
+                f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}. "
+                "Check that the schema registry has these ids, or add a definition of the table under "
+                "tables.",
                 table=str(self._settings.table),
             )
         return False
@@ -585,7 +592,7 @@ class Batch:
         )
 
     def _prepared(self, progress: Progress, decision: SchemaDecision) -> EvolveResult:
-        """Runs steps 5 and 6: stores the batch's progress, and changes the target's columns."""
+        """Stores the batch's progress, and changes the target's columns (the steps recorded and evolved)."""
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
@@ -594,7 +601,9 @@ class Batch:
             return self._evolved(decision)
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        """Applies a reduced batch: decides on schema changes, and then runs the steps from 5 to 9."""
+        """Applies a batch after its changes were reduced: decides on schema changes, writes dead letters,
+        commits the rows, and checks the counts.
+        """
         context, summary = self._context, reduction.summary
         progress = self._next_progress(reduction)
         if not self._follows(progress):
@@ -701,7 +710,9 @@ class Batch:
         return account
 
     def _schema_decision(self, shape: TargetSchema) -> SchemaDecision:
-        """Returns the decision on the differences between the target's columns and those of ``shape``."""
+        """Returns the decision on schema changes: on the differences between the target's columns and
+        ``shape``, the columns of the batch's rows.
+        """
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known_columns = (

@@ -49,7 +49,7 @@ _ABSENT: Final = (
     "The brokers have no topic {} (source.debezium.schema-change-topic), so DDL that changes rows at the "
     "source is not known. Set schema-change-topic to the connector's topic.prefix."
 )
-_UNREAD: Final = "The source's DDL in topic {} could not be read yet: {}"
+_UNREAD: Final = "The source's DDL in topic {} could not be read, and will be read again: {}"
 _EXPIRED: Final = (
     "Records of topic {} were deleted by retention before they were read, or Kafka lost them (unclean leader "
     "election). The source's DDL in these records is not known. Compare the tables with their source "
@@ -122,10 +122,11 @@ class SchemaChangeTopic:
         return tuple(statement for statement in source_statements if statement.ddl.concerns(table))
 
     def take(self, seen: Look, decode: Decode) -> Look:
-        """Reads the topic up to its end in ``seen``, if possible. Returns ``seen`` without this topic.
+        """Reads new statements from the schema change topic, up to its end offset in ``seen``.
 
-        ``seen``: the offsets of all topics, as just looked up. If the topic cannot be read, the reason is
-        logged and is available as ``problem``.
+        ``seen``: the offsets of all topics, as just looked up. Returns ``seen`` without the schema change
+        topic, because it has no rows. If the topic cannot be read, the reason is logged and stored in
+        ``problem``.
         """
         topic_offsets, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
         try:
@@ -180,7 +181,8 @@ class SchemaChangeTopic:
             self._keep([*self._known, *read], end)
 
     def _is_short(self, latest: int) -> bool:
-        """Returns True if the topic ends below the offset up to which it was read, for the first time.
+        """Returns True if the topic's end is below the offset up to which it was read, and was not so at the
+        previous look-up.
 
         A broker can return an outdated end once. If the end is still too low at the next look-up, Kafka has
         lost records. Any of the remaining records may have been replaced too, so the topic is read again from
@@ -197,8 +199,8 @@ class SchemaChangeTopic:
         return False
 
     def _follow_cut(self, topic_offsets: TopicOffsets) -> None:
-        """If Kafka lost the end of the topic's log, continues to read at the offset from which records are
-        missing.
+        """Moves the next offset to read back to the first lost record, if Kafka lost the end of the topic's
+        log.
 
         The DDL in the lost records is not known.
         """
@@ -295,9 +297,9 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
 
 
 def _renames(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields a change for each table with renamed columns.
+    """Yields a change of kind ``rename`` for each table of which the statement renames columns.
 
-    Rows do not show whether a column was renamed or added.
+    It is yielded because the table's rows do not show whether a column was renamed or added.
     """
     names = dict[TableId, list[str]]()
     for rename in renamed_columns(event.query, event.table.schema):
@@ -307,9 +309,9 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _conversions(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields a change for each table whose columns were redefined, because values in them may have changed.
+    """Yields a change of kind ``values`` for each table of which the statement redefines columns.
 
-    The record does not contain the old definitions, so it is not known whether the values fit.
+    The record does not contain the old definitions, so it is not known whether existing values changed.
     """
     names = dict[TableId, list[str]]()
     for table, column in converted_columns(event.query, event.table.schema):
@@ -322,8 +324,8 @@ def _replacements(event: DdlEvent) -> Iterator[RowChange]:
     """Yields a change for each re-created table whose old columns the connector still uses.
 
     The connector reads columns from CREATE TABLE only if it does not know a table of this name. Otherwise
-    ``tableChanges`` is empty in the record (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE
-    TABLE).
+    ``tableChanges`` is empty in the record of the statement (Debezium 3.5.0.Final with MariaDB, seen with
+    CREATE OR REPLACE TABLE).
     """
     if event.kind == _NO_CHANGES:
         for table in made_tables(event.query, event.table.schema):

@@ -133,11 +133,11 @@ class Policies:
         accepted: The decisions of people.
         capabilities: Features of the target, such as dropping a column.
         logs: True for a change log (``mode: append``).
-        projection: The table's projection. If it names a column, adding this column to the target needs no
-            decision.
+        projection: The columns that the config chooses, excludes or renames. If it names a column, adding
+            this column to the target needs no decision.
         added: The columns that the table's mode adds to the target.
-        chosen: By digest, the changes that were decided without a person while this batch was prepared. They
-            are stored only if no change waits.
+        chosen: By digest, the changes that the policies in the config have decided while this batch was
+            prepared. They are stored only if no change waits.
     """
 
     said: SchemaChanges
@@ -170,7 +170,7 @@ class Policies:
     def follows(self) -> bool:
         """True if DDL can be applied to existing rows of the target.
 
-        False for messages and for a change log.
+        False for a target that gets messages, such as a Kafka topic, and for a change log.
         """
         return "rows" in self.capabilities.features and not self.logs
 
@@ -199,7 +199,7 @@ class Policies:
         return policy
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
-        """Returns the change as waiting, with the decisions that a person can choose.
+        """Returns the change as one that waits for a person, with the decisions that the person can choose.
 
         ``reason``: why the change cannot be applied. Then ``apply`` is not among the decisions.
         """
@@ -224,10 +224,10 @@ class DecidedChange(NamedTuple):
 
 @dataclass(frozen=True)
 class SchemaDecision:
-    """The decision on the columns that the target has after a batch.
+    """The decision on the columns that the target will have after a batch.
 
     Attributes:
-        given: The columns of the target after the batch, if no change waits.
+        given: The columns that the target will have, if no change waits.
         omitted: Columns of the rows that are not written to the target.
         pending: Changes that wait for a person. If there are any, the batch is not applied.
         drops: Columns of the target that are dropped before the batch.
@@ -418,7 +418,7 @@ _UNREADABLE: Final = (
 )
 _KEY: Final = (
     "a key column was renamed at the source, and existing rows would not be found under the new name: rename "
-    f"the column back, or {LOAD_AGAIN}, with a start: after the change"
+    f"the column back, or {LOAD_AGAIN} and set its start to a time after the change"
 )
 
 
@@ -431,8 +431,8 @@ class ChangesWaitError(Exception):
 
 
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
-    """Returns the source's columns as reported by DDL; None without DDL, or if the target cannot
-    follow it.
+    """Returns the source's columns as reported by DDL; None if the protocol has no DDL, or if DDL cannot be
+    applied to the target's existing rows.
     """
     return decoding.reported() if policies.follows else None
 
@@ -477,7 +477,9 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
-    """Returns a waiting decision if a renamed key column is in the target under its old name, else None.
+    """Returns the rename of a key column as a change that waits for a person, or None.
+
+    The rename waits if the target still has the column under its old name.
 
     A column counts as a key column if its old or its new name is in ``keys``.
     """
@@ -534,9 +536,10 @@ _NOT_NEW: Final = (
 
 
 class KnownColumns:
-    """The source's columns as of the table's last batch, to find columns that are new only for the target.
+    """The source's columns as of the table's last batch.
 
-    The state store has them. They are empty if the state store was lost.
+    They show which columns that are added to the target are not new at the source. The state store has them.
+    If it was lost, no columns are known.
     """
 
     def __init__(self, store: StateStore, progress: Progress, projection: Projection) -> None:
@@ -552,10 +555,10 @@ class KnownColumns:
     def schema_decision(
         self, decision: SchemaDecision, added: Collection[str], fold: NameFold = fold_name
     ) -> SchemaDecision:
-        """Returns the decision without defaults for added columns that are not new at the source.
+        """Returns the decision after removing the defaults of added columns that are not new at the source.
 
-        Existing rows have values in such a column at the source, and not its default. So the column is NULL
-        in them, with a warning.
+        At the source, existing rows have values in such a column, not its default. So the column is added
+        with NULL in the target's existing rows, and with a warning.
 
         Args:
             decision: The decision.
@@ -611,7 +614,8 @@ def _columns_of(document: Mapping[str, Any] | None, progress: Progress) -> froze
     """Returns the stored source columns; empty if their batch number is higher than that of the target's
     progress.
 
-    Then they belong to other rows: the table was loaded again, or the target is an old backup.
+    With a higher number, the stored columns belong to other rows: the table was loaded again, or the target
+    is an old backup.
     """
     if document is None or document["batch"] > progress.batch:
         return frozenset()
@@ -625,7 +629,7 @@ _MOST_SQL: Final = 1_000
 
 
 class Choice(NamedTuple):
-    """A stored decision on a schema change that a policy made without a person.
+    """A stored decision on a schema change that a policy in the config made.
 
     ``at``: when a worker applied the decision, in seconds since 1970. ``batch``: the number of the batch.
     ``change``: the change as JSON.
@@ -638,7 +642,7 @@ class Choice(NamedTuple):
 
 
 class PolicyChoices:
-    """The decisions that the policies of a pipeline's tables made without a person, in the state store.
+    """The decisions on schema changes that the policies in the config made, in the state store.
 
     A decision is stored before its batch is committed, with the number of the batch. So no decision is lost
     when the worker is killed, and a batch that is tried again stores it once. Only the newest decisions of
@@ -651,7 +655,7 @@ class PolicyChoices:
         self._known: set[tuple[TableId, str]] = set()
 
     def keep(self, chosen: Chosen, progress: Progress) -> None:
-        """Store the decisions of a batch that are not stored yet.
+        """Store the decisions that the policies made for a batch, if they are not stored yet.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -671,7 +675,7 @@ class PolicyChoices:
 
         busy = StateStoreError(
             "The decisions of the table's policies could not be stored, because other processes keep "
-            "changing the stored decisions.",
+            "changing the stored decisions. Check that only one worker runs the pipeline.",
             table=str(table),
         )
         change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
@@ -679,7 +683,7 @@ class PolicyChoices:
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
-    """Returns the stored decisions of a table's policies, oldest first.
+    """Returns the stored decisions that a table's policies in the config made, oldest first.
 
     Raises:
         StateStoreError: The state store does not answer.

@@ -1,7 +1,7 @@
 """Positions of the first and last rows of a writer schema, to find out which rows are earlier.
 
-Spans and first rows are joined member by member, with the minimum or the maximum. So the result for a set of
-rows does not depend on how they were divided into batches, nor on whether a row was read twice.
+Positions of several batches are joined by the minimum or the maximum of each number. So the result for a set
+of rows does not depend on how they were divided into batches, nor on whether a row was read twice.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of(cls, row: RowPosition) -> RowSpan:
-        """Returns the span that consists of one row."""
+        """Returns the span of a single row: the row is the minimum and the maximum."""
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """Returns the span of all rows of this span and another one."""
+        """Returns the minimum and the maximum over the rows of this span and of another one."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
@@ -51,8 +51,9 @@ class RowSpan(NamedTuple):
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the span (first and last position) of a non-empty table of row changes, which are all of one
-    partition.
+    """Returns the first and the last position of some row changes, which must be of one partition.
+
+    ``rows`` must not be empty.
     """
     ends = pc.min_max(rows["offset"]).as_py()
     sources = rows["source"].combine_chunks().drop_null()
@@ -62,7 +63,7 @@ def span_of(rows: pa.Table) -> RowSpan:
 
 
 class FirstRows(NamedTuple):
-    """The first known rows that were written with some writer schemas.
+    """The positions of the first known rows that were written with some writer schemas.
 
     Attributes:
         offsets: The smallest offset in each partition.
@@ -78,7 +79,7 @@ class FirstRows(NamedTuple):
     are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
-        """Returns the first rows of both objects together."""
+        """Returns the earlier of the two objects' rows: the minimum of each offset and source position."""
         return FirstRows(
             _least(self.offsets, other.offsets),
             extreme(min, self.source, other.source),
@@ -87,7 +88,7 @@ class FirstRows(NamedTuple):
         )
 
     def are_before(self, rows: pa.Table) -> pa.BooleanArray:
-        """Returns True for row changes that are earlier than these first rows; null where this is unknown.
+        """Returns True for each row change that is earlier than these first rows; null if this is not known.
 
         Two rows that have source positions are compared by them, because a restarted producer sends rows a
         second time with higher offsets. Other rows are compared by their offsets if they are in the same
@@ -111,7 +112,10 @@ class FirstRows(NamedTuple):
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
-    """Returns the first positions in a non-empty table of row changes, which are all of one partition."""
+    """Returns the first positions in some row changes, which must be of one partition.
+
+    ``rows`` must not be empty.
+    """
     offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
     source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
     return FirstRows({number: offset}, source, {} if source is None else {number: source})

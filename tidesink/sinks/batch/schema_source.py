@@ -33,8 +33,8 @@ _TWO_MEANINGS: Final = (
 class Missed(NamedTuple):
     """A batch that could not be decoded completely, because the decode plan lacked schemas or columns.
 
-    ``summary``: its counts, with the missing ids and columns. ``ranges``: its ranges. ``found``: the topic's
-    offsets and id when the batch was planned.
+    ``summary``: the counts of the batch, with the missing ids and columns. ``ranges``: the ranges of offsets
+    in the batch. ``found``: the topic's offsets and id when these ranges were chosen.
     """
 
     summary: BatchSummary
@@ -134,16 +134,18 @@ class Decoding(Protocol):
 
         Args:
             renamed: New names by old names. A value under the old name becomes a value of the new column.
-            held: The Spark types of the target's columns, by folded name. Columns of these that the source
-                dropped become part of the plan. So rows without them have NULL in them, also if this worker
-                never read a row that has them.
+            held: The Spark types of the target's columns, by folded name. Those columns that the source has
+                dropped become part of the decode plan. So rows without them have NULL in them, even if this
+                worker never read a row that has them.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def meet_others(self, missed: Missed) -> None:
-        """Handles rows of tables that are unknown, which a batch has found in the topic.
+        """Finds the names of tables that the pipeline does not know yet, and of which a batch has rows.
+
+        A decoding of a topic that has only one table does nothing.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
@@ -176,7 +178,10 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     definition.declare_in(definitions, table.schema)
     schema = definitions.get(table)
     if schema is None:
-        raise ConfigError("The definition under tables is for another table.", table=str(table))
+        raise ConfigError(
+            "The definition under tables is for another table. Correct the table name in its CREATE TABLE.",
+            table=str(table),
+        )
     return schema
 
 
@@ -185,13 +190,17 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
 
 @dataclass(frozen=True)
 class _Holders:
-    """Finds which target column holds a source column, according to a projection (``Projection``)."""
+    """Finds out which source column a target column holds, if several source columns have had its name.
+
+    ``projection``: the columns that the config chooses and renames. ``current``: the chosen columns that the
+    source has now.
+    """
 
     projection: Projection
     current: tuple[TableColumn, ...]
 
     def own(self, name: str) -> bool:
-        """Returns True if the target's column for this source column is not used by another source column."""
+        """Returns True if no other current source column is stored under this column's name in the target."""
         target = fold_name(self.projection.target_name(name))
         others = (c.name for c in self.current if fold_name(self.projection.target_name(c.name)) == target)
         return fold_name(next(others, name)) == fold_name(name)
@@ -204,8 +213,8 @@ def projected(
     destination: Destination,
     session: SparkSession,
 ) -> Decoding:
-    """Returns a decoding into the target's columns, or ``decoding`` itself if the config sets no
-    projection.
+    """Returns a decoding into the target's columns. If the target has the source's columns and table name,
+    this is ``decoding`` itself.
     """
     if projection.plain and destination == Destination(table):
         return decoding

@@ -72,7 +72,7 @@ class Topics:
         ask: Creates the client that looks up topics and offsets.
         interval: The seconds between two reads whose offsets all tables commit (``TopicReads``).
         schema_changes: The name of a Debezium connector's schema change topic, or None.
-        log: Detects whether a partition's log was cut, or None.
+        log: Detects whether Kafka lost the end of a partition's log. None: this is not checked.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Topics:
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, topic_offsets: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns, for each time that new partitions of a topic were noticed, the end offset of each
-        partition then.
+        """Returns, for each time that new partitions of a topic were noticed, the end offsets that its
+        earlier partitions had at that time.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -193,7 +193,7 @@ class Topics:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
     def ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
-        """Returns a topic's current end offsets.
+        """Looks up a topic's offsets and returns them.
 
         If the topic was deleted or created again after ``topic_offsets`` was looked up, returns
         ``topic_offsets``.
@@ -234,7 +234,7 @@ class Limits(NamedTuple):
     """The limits of a batch.
 
     ``max_records``: the maximum number of records. ``max_bytes``: the maximum size in bytes. ``size``: the
-    size of a record of the table, as measured so far.
+    average size of the records that were read so far, from which the number of records is computed.
     """
 
     max_records: int
@@ -243,7 +243,9 @@ class Limits(NamedTuple):
 
 
 def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> None:
-    """Measures the size of records, if the first batch of a backlog would otherwise be much too small.
+    """Reads some records to measure their size, if no size is known and ``limits`` allow a larger batch.
+
+    Without a known size, the first batch of a backlog would be much too small.
 
     Raises:
         SourceError: Kafka refuses the request, or does not answer.
@@ -268,7 +270,7 @@ class PlannedRead(NamedTuple, Generic[K]):
         ranges: The range of offsets in each partition.
         found: The offsets and id of the topic when the ranges were chosen.
         kept: The shared read, or None if the table reads on its own.
-        commits: True if the table commits the offsets even if the records contain nothing for it.
+        commits: True if the table must commit the offsets, even if it has no records among these records.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -552,9 +554,9 @@ def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
 
 
 class TableRecords:
-    """The records of one table in a shared read. Used in place of a reader of Kafka.
+    """Reads the records of one table from a shared read. Used in place of a reader of Kafka.
 
-    ``commits``: True if the table commits the offsets even if the records contain nothing for it.
+    ``commits``: True if the table must commit the offsets, even if the read has no records for it.
     """
 
     def __init__(self, kept_read: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
@@ -591,11 +593,11 @@ class TableRecords:
 
 
 class PassedRecords:
-    """The offsets of records that contained nothing for a table and were skipped without a commit.
+    """The offsets of records that a table has skipped without a commit, because none of them is about it.
 
-    After a kill these records are read again. If the first of them was skipped ``interval`` seconds ago, the
-    table commits its offsets. Otherwise its committed offsets could point to records that retention has
-    deleted.
+    After a kill these records are read again. Once the first of them was skipped ``interval`` seconds ago,
+    the table must commit its offsets (``owe_commit``). Otherwise its committed offsets could point to records
+    that retention has deleted.
     """
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -623,7 +625,9 @@ class PassedRecords:
         return {number: max(offset, self._ends.get(number, offset)) for number, offset in offsets.items()}
 
     def step_back(self) -> None:
-        """Record one skipped record less, so that the next batch reads it and commits the table's offsets."""
+        """Count the last skipped record of one partition as not read. The next batch then has a record to
+        read, and so commits the table's offsets.
+        """
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:

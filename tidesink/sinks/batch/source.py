@@ -55,7 +55,7 @@ _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """Numbers of records and bytes that a batch read from Kafka.
+    """How much a batch has read from Kafka.
 
     Attributes:
         records: The number of records.
@@ -131,7 +131,7 @@ class KafkaSource:
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
-    """Set the number of shuffle tasks of a Spark session, for a batch with ``records`` records."""
+    """Set the number of tasks that a Spark session uses for a shuffle, for a batch of ``records`` records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
@@ -159,12 +159,13 @@ class RangeFrame:
 
     Attributes:
         task: The task that ran on the ranges.
-        stored: The frame of the result rows, which Spark stores.
-        heads: These rows without their payloads.
+        stored: The frame of the tasks' result rows, which Spark stores.
+        heads: The result rows without their payloads: counts, hashes of keys, and errors.
         read: The amounts of data that were read from Kafka.
         summary: The counts of the batch.
         over_ranges: The reduced rows of all ranges together, if a key was in several ranges. Else None.
-        staged: The parts that the tasks staged in the target. None if the rows are in the frame.
+        staged: What the tasks report about rows that they wrote to the target for a later commit (staged
+            rows). None if the rows are in the frame.
     """
 
     task: RangeTask
@@ -177,7 +178,7 @@ class RangeFrame:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The reduced frame: one row per row to apply, bad record, DDL event and truncate."""
+        """The results of all tasks: one row for each row to apply, bad record, DDL event and truncate."""
         return _unpacked(self.stored, self.task) if self.over_ranges is None else self.over_ranges
 
     @property
@@ -208,8 +209,8 @@ def reduced_ranges(
 ) -> RangeFrame:
     """Runs a task on its ranges and returns the results.
 
-    If the sink could not stage the rows of some range, or a key is in several ranges, the ranges are read
-    again without the sink.
+    If the task's sink could not write the rows of some range to the target (stage them), or if a key is in
+    several ranges, the ranges are read again without the sink.
 
     Args:
         session: The Spark session.
@@ -256,7 +257,9 @@ def _counted(heads: Sequence[Any], name: str) -> int:
 
 
 def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
-    """Returns the staged parts of all tasks; None if a part could not be staged or a key is in two ranges."""
+    """Returns what all tasks report about the rows that they staged in the target. Returns None if some rows
+    could not be staged, or if a key is in two ranges.
+    """
     parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
     failed = any(part.failure is not None for part in parts)
     return None if failed or len(mixed_hashes(_key_places(heads))) else parts
@@ -351,8 +354,9 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
 def _last_of_all(
     frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
 ) -> tuple[DataFrame, BatchSummary]:
-    """Groups rows by the columns ``by``, and returns each group's last row in ``order``, with the counts of
-    these rows.
+    """Groups rows by the columns ``by``, and keeps each group's last row in ``order``.
+
+    Returns the kept rows, and ``summary`` with the counts of these rows.
     """
     whole = F.struct(*frame.columns)
     groups = frame.where(F.col("key").isNotNull()).groupBy(*by)
@@ -398,7 +402,7 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """Removes columns that the target does not get from the rows of a reduced frame, and returns the rows."""
+    """Removes the columns that are not written to the target from the rows to apply, and returns the rows."""
     if not schema_decision.omitted:
         return frame
     after = F.col("after")
@@ -420,5 +424,5 @@ def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataF
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
-    """Returns the rows to apply (upserts and deletes) of a reduced frame."""
+    """Returns the upserts and deletes among the rows of a reduced frame (``tasks.reduced_schema``)."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))

@@ -85,7 +85,8 @@ _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
 _NO_ROW_KEY: Final = (
     "Rows of the table are identified by TiDB's row keys, but source.database does not have row keys for "
-    "this table. The database is not TiDB, or the table is partitioned, or clustered by a primary key."
+    "this table. The database is not TiDB, or the table is partitioned, or clustered by a primary key. If it "
+    "is not TiDB, set source.database to the TiDB cluster of the changefeed."
 )
 # Returns the SQL condition for the rows to read, in the database's dialect.
 Condition = Callable[["SourceRows", SourceDialect], "ColumnElement[bool]"]
@@ -202,7 +203,10 @@ def key_ranges(
 def _key_after(
     connection: Connection, table: TableId, stored: StoredTable, part: KeyRange, rows: int
 ) -> KeyTexts | None:
-    """Returns the last key of a range of ``rows`` rows that starts at ``part``; None for the last range."""
+    """Returns the last key of the range of ``rows`` rows that begins after ``part.after``.
+
+    Returns None if no rows follow the range.
+    """
     import sqlalchemy as sa
 
     dialect, types = dialect_of(connection), stored.key_types
@@ -238,9 +242,9 @@ class SourceRows:
         ranges: The ranges, in the order of their indices.
         at_once: The maximum number of ranges that are read at once, or None.
         since: The smallest position (commit_ts) at which a transaction may read. Rows get the position of
-            their transaction as commit_ts. None: rows get no commit_ts.
-        constants: Columns whose value is the same for all rows, with their text (``StoredTable``). They are
-            read again for each range.
+            the transaction that reads them as commit_ts. None: rows get no commit_ts.
+        constants: Columns of TiDB's row key that have the same value in all rows, such as the table's id,
+            with this value as text (``StoredTable``). The values are looked up again for each range.
         as_of: The commit_ts of the state to read, or None to read the current state.
         rows_per_second: The maximum number of rows per second when reading one range, or None.
         replica: True if the database may be a replica.
@@ -259,11 +263,11 @@ class SourceRows:
     replica: bool = False
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a range as records that have texts of columns in place of key and value.
+        """Yields the rows of a range as records that have a row in place of key and value.
 
         Raises:
             SourceUnavailableError: The database does not answer, or reads a state older than ``since``.
-            ConfigError: The database rejects the user, or has no positions.
+            ConfigError: The database rejects the user, or cannot report the position at which it reads.
         """
         part = self.ranges[wanted.partition]
         if isinstance(part, KeySet):
@@ -299,7 +303,7 @@ class SourceRows:
 
         Raises:
             SourceUnavailableError: The database does not answer.
-            ConfigError: The database rejects the user, or has no positions.
+            ConfigError: The database rejects the user, or cannot report the position at which it reads.
             ValueOutOfRangeError: A text is not a valid value of its column.
         """
         try:
@@ -403,9 +407,9 @@ class SourceRows:
             )
 
     def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
-        """Returns the current values of ``constants``.
+        """Returns the current values of the columns in ``constants``.
 
-        A TRUNCATE while ranges are read changes the table's id.
+        They can change while ranges are read: a TRUNCATE changes the table's id.
 
         Raises:
             SourceUnavailableError: The table no longer has TiDB row ids.
@@ -416,7 +420,8 @@ class SourceRows:
         if constants.keys() != self.constants.keys():
             raise SourceUnavailableError(
                 "The table had TiDB row ids when reading began, and no longer has row ids. It was created "
-                "again, or partitioned, in the meantime.",
+                "again, or partitioned, in the meantime. A worker reads the rows again. If a command failed "
+                "with this error, run it again.",
                 table=str(self.schema.table),
             )
         return constants
@@ -436,7 +441,8 @@ class SourceRows:
             constants = self._constants(connection, dialect_of(connection))
         if constants != self.constants:
             raise SourceUnavailableError(
-                "The table's id in TiDB changed while its rows were read, because the table was truncated.",
+                "The table's id in TiDB changed while its rows were read, because the table was truncated. A "
+                "worker reads the rows again. If a command failed with this error, run it again.",
                 table=str(self.schema.table),
             )
 
@@ -464,10 +470,9 @@ class SourceRows:
 def numbered_records(
     wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
-    """Converts rows of the source database to records without key and value, which get offsets from ``start``
-    on.
+    """Converts rows, for example of the source database, to records with a row in place of key and value.
 
-    Only decoders for such records can read them (``rows_of``).
+    The records have consecutive offsets. Only a ``NumberedDecoder`` can decode them (``rows_of``).
 
     ``start``: the offset of the first record. ``commit_ts``: the commit_ts of all rows, or None.
     """
@@ -502,7 +507,8 @@ def changes_of(
     """Returns the columns of a ``ChangeTable`` with one change per record of ``numbered_records``.
 
     ``op``: the operation of all changes. ``row``: the Arrow type of a whole row. ``after``: the new rows, or
-    None for deletes. ``marks``: for each mark, the columns that carry it in each row.
+    None for deletes. ``marks``: for each kind of marked value (such as impossible dates), the names of the
+    columns with such a value in each row.
     """
     count = records.num_rows
     return {
@@ -524,9 +530,10 @@ def changes_of(
 
 
 class MatchingRows:
-    """Selects rows that match the table's filter, for reading the source database in ``mode: history``.
+    """Selects the rows that match the table's filter, when rows are read from the source database under
+    ``mode: history``.
 
-    In other modes a row that does not match the filter deletes the stored row of its key. Under ``mode:
+    In other modes a row that does not match the filter deletes the target's row with its key. Under ``mode:
     history``, a row that was read from the database must not delete anything.
     """
 
@@ -778,8 +785,8 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
-    """Maps names of columns in the database to their names in Kafka records, which differ if Avro restricts
-    them.
+    """Maps the names of columns in the database to their names in Kafka records. These differ if a name has
+    characters that Avro does not allow.
     """
     there = [*names]
     own_names = {name: own for own, name in plan.rows.written(there).items()}

@@ -52,14 +52,14 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """Returns the counts of one range.
+    """Returns the counts of the records in one range of offsets.
 
     Args:
         topic_partition: The topic-partition.
         decoded: The decoded records.
         truncates: The truncates in the range. Empty for a change log, where a truncate is a row.
         reduction: The reduced changes.
-        rows: The rows to apply, in the columns of the reduced frame.
+        rows: The rows to apply, in the columns of ``tasks.reduced_schema``.
         shape: The columns and key of the rows to apply.
         dated: True if a row's commit_ts is a time. False if it is a position in a connector's log. Then
             ``max_commit_ts`` is None.
@@ -157,9 +157,10 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """Yields the operation and commit_ts of each change.
+    """Yields the operation and commit_ts of each change, as tables.
 
-    ``apart``: truncates that are counted separately. If there are any, truncates are not yielded.
+    ``apart``: the truncates that are counted separately from the changes. If there are any, truncates are
+    omitted from the tables.
     """
     for table in tables:
         moments = table.rows.select(["op", "commit_ts"])
@@ -206,8 +207,9 @@ def _max_offset(decoded: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TargetSchema) -> tuple[object, object] | None:
-    """Returns the smallest and the greatest value of the rows' first key column; None if there are no rows or
-    no order.
+    """Returns the smallest and the greatest value of the rows' first key column.
+
+    Returns None if there are no rows, or if values of the column's type cannot be ordered.
     """
     first = shape.key_columns[0].name
     keys = [pc.struct_field(table["key"].combine_chunks(), [first]) for table in rows if len(table)]
@@ -225,9 +227,9 @@ def _key_range(rows: Sequence[pa.Table], shape: TargetSchema) -> tuple[object, o
 def _marked(
     rows: Sequence[pa.Table], mark: str, shape: TargetSchema, types: Collection[str]
 ) -> Mapping[str, int]:
-    """Returns, by column, the number of rows to apply that carry a mark such as ``zero_dates``.
+    """Returns, by column, the number of rows to apply whose value carries a mark such as ``zero_dates``.
 
-    Only columns of these Spark types count.
+    Only columns with one of the Spark types ``types`` are counted.
     """
     names = {column.name for column in shape.columns if column.spark in types}
     counts = _counted(Counter(pc.list_flatten(table[mark].combine_chunks()).to_pylist()) for table in rows)

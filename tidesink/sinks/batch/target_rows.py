@@ -40,12 +40,15 @@ class Dropped(Protocol):
     def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
         """Returns the columns, by folded name, that some of these rows lack because the column was dropped.
 
-        The value of each column is the offsets of the rows that lack it for another reason: it was not added
-        yet.
+        For each column, the value is the offsets of the other rows, which lack it because it was not added
+        yet when they were written.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns the object for one range of a partition, all of whose rows are in ``tables``."""
+        """Returns a copy of this object for the rows of one range of a partition.
+
+        ``tables``: all rows of the range, which show when columns were added and dropped.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ class DroppedByWriter(ABC, Generic[W]):
     Attributes:
         columns: By writer schema, the columns that it lacks and an earlier schema had.
         later: By writer schema, the columns that it lacks and only later schemas have.
-        again: For a writer schema that came into use again: the columns in ``later`` that a schema had before
-            that. A row that cannot be compared with the first row that has the column counts as written after
-            the DROP.
+        again: For a writer schema that came into use again: the columns in ``later`` that another schema had
+            before it did. If a row cannot be compared with the first row that has such a column, the row
+            counts as written after the DROP.
         first_rows: By column, the first known rows that have it.
         fold: The function that folds column names, so that they can be compared.
         in_use: The columns of the schema in use, folded.
@@ -86,13 +89,16 @@ class DroppedByWriter(ABC, Generic[W]):
     def can_return(self) -> bool:
         """True if some writer schema lacks a column that another one has.
 
-        Only then can the table return to an earlier schema, so that the schema in use must be known.
+        Only then can the table have returned to an earlier schema. So only then the schema in use must be
+        known.
         """
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """Returns the key in ``columns`` of these rows' writer schema, or None if it is not known."""
+        """Identifies the writer schema of these rows by its key in ``columns``. Returns None if it is not
+        known.
+        """
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -131,10 +137,11 @@ class DroppedById(DroppedByWriter[int]):
         fold: NameFold = fold_name,
         first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     ) -> DroppedById:
-        """Returns the object for the columns of each schema, by registry id.
+        """Creates the object from the columns of each writer schema.
 
-        ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
-        came into use again. ``first_rows``: the first known rows of each schema.
+        ``columns``: the columns of each schema, by registry id. ``history``: the ids in the order in which
+        the schemas were in use. An id is repeated if its schema came into use again. ``first_rows``: the
+        first known rows of each schema.
         """
         in_use = frozenset(fold(name) for schema_id in history[-1:] for name in columns[schema_id])
         first_of = first_rows_by_column(columns, first_rows, fold)
@@ -147,7 +154,10 @@ class DroppedById(DroppedByWriter[int]):
 def first_rows_by_column(
     columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
 ) -> dict[str, FirstRows]:
-    """Returns for each folded column the first known rows of the schemas that have it."""
+    """Returns, for each folded column name, the first known rows that have the column.
+
+    ``columns``: the columns of each schema. ``first_rows``: the first known rows of each schema.
+    """
     by_column: dict[str, FirstRows] = {}
     for writer, first in first_rows.items():
         for name in {fold(column) for column in columns.get(writer, ())}:
@@ -244,7 +254,8 @@ class TargetRows:
     """Converts rows of all writer schemas into the columns of the target.
 
     Attributes:
-        shape: The table's own columns. Keys are compared, and filters are evaluated, in these columns.
+        shape: The table's own columns, with the source's names. Keys are compared, and filters are evaluated,
+            in these columns.
         dropped: Finds out which columns a row lacks because they were dropped.
         renamed: New names of renamed columns by old names, newest first. If a row has several names of a
             column, its current name is used, or else the newest of the old names.
@@ -270,17 +281,17 @@ class TargetRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns, under the table's own names."""
+        """The names of the key columns in ``shape``."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """Maps the target's names of non-key columns to the table's own names."""
+        """Maps the target's names of non-key columns to their names in ``shape``."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns those of ``names``, a row's columns, that the table's shape does not have."""
+        """Returns the columns of a row (``names``) that ``shape`` does not have under any of their names."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
@@ -313,7 +324,7 @@ class TargetRows:
         return errors
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Converts keys with the table's own names into the target's names and types.
+        """Converts keys in the columns of ``shape`` into the target's names and types.
 
         Raises:
             SchemaMismatchError: A value does not fit the type of its key column.
@@ -326,7 +337,10 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """Returns the conversion for one range of a partition, all of whose rows are in ``tables``."""
+        """Returns the conversion for the rows of one range of a partition.
+
+        ``tables``: all rows of the range, which show when columns were added and dropped.
+        """
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -361,7 +375,7 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """Converts rows of a writer schema into the table's own columns.
+        """Converts rows of a writer schema into the columns of ``shape``.
 
         ``names``: the columns to convert, or None for all columns whose values are needed.
         """
@@ -371,14 +385,14 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def source_names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the table's own names.
+        """Converts lists of column names from a writer's names into the names in ``shape``.
 
-        Unknown columns are removed.
+        Columns that ``shape`` does not have are removed.
         """
         return self._listed(lists, {column.name: column.name for column in self.shape.columns})
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the target's names.
+        """Converts lists of column names from a writer's names into the target's names.
 
         Columns that the target does not have are removed.
         """
@@ -397,7 +411,9 @@ class TargetRows:
         return {name: values.cast(types[name]) for name, values in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
-        """Returns the table's own name of a target column, or None if it is not a column of the table."""
+        """Returns the name in ``shape`` of a target column. Returns None for a column that the source table
+        does not have, such as a metadata column.
+        """
         if self.sources is not None:
             return self.sources.get(name)
         return name if self.shape.find(name) is not None else None
@@ -411,7 +427,7 @@ class TargetRows:
     ) -> pa.Array:
         """Returns the values of a target column.
 
-        ``read``: returns the values of one of the table's own columns.
+        ``read``: returns the values of a column of ``shape``. ``metadata``: the values of metadata columns.
         """
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
@@ -424,7 +440,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[TargetColumn], pa.Array]:
-        """Returns a function that takes one of the table's own columns and returns its values in the rows."""
+        """Returns a function that takes a column of ``shape`` and returns its values in the rows."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
@@ -471,10 +487,10 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """Returns the last operation of each row as a word: ``insert``, ``update``, ``upsert`` or ``delete``.
+    """Returns the last operation on each row as a word.
 
-    It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
-    deleted row.
+    The word is ``delete`` for a deleted row. For other rows it is ``insert`` or ``update`` if the record
+    distinguishes them, else ``upsert``.
     """
     written = pc.if_else(pc.is_in(ops, _WRITTEN_OPS), ops, pa.scalar(Op.UPSERT.value))
     return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)

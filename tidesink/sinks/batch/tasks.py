@@ -115,9 +115,10 @@ _SEQUENCE: Final = pa.struct(
 
 
 def reduced_schema(plan: DecodePlan) -> pa.Schema:
-    """Returns the columns of the reduced frame.
+    """Returns the columns of the reduced frame, which has the results of all tasks of a batch.
 
-    Its rows are rows to apply, bad records, DDL events and truncates.
+    The frame's rows are rows to apply, bad records, DDL events and truncates. The winning event of a key is
+    the event whose change is applied, which is the last one.
 
     ================  ========  ========================================================================
     column            type      meaning
@@ -182,10 +183,10 @@ class RangeTooLargeError(ConfigError):
 
 
 class Restriction(Protocol):
-    """Selects the events and rows of a batch that are used, for example in a replay of dead letters."""
+    """Selects those events and rows of a batch that are applied, for example in a replay of dead letters."""
 
     def of(self, decoded: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the selected events of the decoded records. The counts of records do not change."""
+        """Returns the decoded records with only the selected events. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
         """Removes rows that are not selected from a reduction, and returns it."""
@@ -202,8 +203,8 @@ class RangeTask:
         only: Selects the events that are used. None: all events.
         sink: Stages the rows to apply in the target, or None. With a sink, payloads do not contain these
             rows, and the column ``staged`` has the sink's result.
-        was_read: True if the ranges were already read under the bound. Then reading does not end at a
-            watermark.
+        was_read: True if the table has read the ranges before, under the same bound (``batch.cuts``), as in a
+            replay. Then all of their records are decoded, also those after a watermark at the bound.
     """
 
     ranges: tuple[FetchRange, ...]
@@ -336,8 +337,8 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, decoded: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records of a range. An error (``TidesinkError``) of decoding becomes the last
-    element.
+    """Yields the decoded records of a range. If decoding fails with a ``TidesinkError``, yields the error as
+    the last element.
     """
     try:
         yield from decoded
@@ -432,8 +433,9 @@ def _is_same(changes: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Reduces row changes to one row per key. Returns the reduction, and its rows in the columns of the
-    reduced frame.
+    """Reduces row changes to one row per key.
+
+    Returns the reduction, and its rows in the columns of the reduced frame (``reduced_schema``).
     """
     plan, only = task.plan, task.only
     rows = plan.rows
@@ -517,7 +519,7 @@ def _warnings(rows: pa.Table) -> pa.Array:
 
 
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
-    """Returns the rows of a reduction in the columns of the reduced frame."""
+    """Converts the rows to apply of one writer schema to rows of the reduced frame (``reduced_schema``)."""
     rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     columns = {
@@ -543,7 +545,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """Returns, for each row, the source position of its winning event, in the columns of
+    """Returns, for each row, the position of its event in the source's order, in the columns of
     ``targets.base.SEQUENCE_DDL``.
     """
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
@@ -555,15 +557,17 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """Returns, for each row, the list of columns that carry ``mark``, under the writer schema's names; null
-    for a delete.
+    """Returns, for each row, the writer schema's names of the columns whose values carry ``mark``, such as an
+    impossible date. Null for a delete.
     """
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(record: OtherRecord) -> dict[str, Any]:
-    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame."""
+    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame
+    (``reduced_schema``).
+    """
     return {
         "_op": record.kind,
         "_topic": record.topic,

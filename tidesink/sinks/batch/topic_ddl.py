@@ -71,7 +71,8 @@ _FEW_RECORDS: Final = 1000
 
 _REKEYED: Final = (
     "After this DDL, the rows of a table without a key have new row keys, and no event reports the new keys. "
-    "If the rows are identified by TiDB's row keys, load the table again."
+    "If the config names no keys for the table, so that rows are identified by TiDB's row keys, load the "
+    "table again."
 )
 
 _log = structlog.get_logger("tidesink.worker")
@@ -105,9 +106,9 @@ class DdlStatement(NamedTuple):
 class DdlWarning(NamedTuple):
     """A warning about a DDL statement.
 
-    ``table``: the table that the warning is about. If its name is empty, the warning is about all tables of
-    the database. None: about all tables. ``unreported``: True if the warning does not apply to a table that
-    the config defines.
+    ``table``: the table that the warning is about. If the table's name is empty, the warning is about all
+    tables of the database. None: the warning is about all tables of the topic. ``unreported``: True if the
+    warning does not apply to a table that has a definition in the config.
     """
 
     text: str
@@ -181,10 +182,10 @@ class _Unread(NamedTuple):
 
     Attributes:
         part: The range to read.
-        known: The state after the records before this range.
-        stands: The state that tables use until this read is complete.
-        cut: If the log was cut: the offset of the cut, or a higher offset. Then tables use the new state only
-            after the whole range is read. None: the log was not cut.
+        known: What was learned from the records before this range.
+        stands: What the tables use until this read is complete.
+        cut: If the log was cut: the offset of the cut, or a higher offset. Then tables use what is learned
+            only after the whole range is read. None: the log was not cut.
         changed: True if a page of this read has changed a definition.
     """
 
@@ -196,10 +197,10 @@ class _Unread(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """The first part of a range of partition 0, with its DDL statements.
+    """The DDL statements in the first part of a range of partition 0.
 
-    ``end``: the offset up to which they were read. ``last``: the last record before ``end``, if it has a
-    leader epoch.
+    ``end``: the offset at which this part ends. ``last``: the last record before ``end``, if it has a leader
+    epoch.
     """
 
     statements: list[DdlStatement]
@@ -222,8 +223,8 @@ class TopicDdl:
     ) -> None:
         """Creates the object. Nothing is read yet.
 
-        ``log``: detects whether the log was cut, or None. ``ends_now``: looks up the topic's current offsets,
-        or None.
+        ``log``: detects whether Kafka lost the end of the log. None: this is not checked. ``ends_now``: looks
+        up the topic's current offsets, or None.
         """
         self._topic = topic
         self._name = f"{pipeline}/{topic}"
@@ -326,7 +327,7 @@ class TopicDdl:
                     return unread.changed
 
     def rewind(self, topic_offsets: TopicOffsets, offset: int) -> None:
-        """Has DDL read again from ``offset``, to which a table is rewound.
+        """Sets the next offset to read back to ``offset``, because a table is rewound to it.
 
         Statements that are already known are not recorded a second time.
 
@@ -341,7 +342,7 @@ class TopicDdl:
                 self._known, self._next = state, offset
 
     def define(self, topic_offsets: TopicOffsets, statement: DdlStatement) -> None:
-        """Applies a CREATE TABLE that is not in the topic, as if it were the record before the next one.
+        """Applies a CREATE TABLE that is not in the topic, as if it had been read just now.
 
         Raises:
             StateStoreError: The new definition cannot be stored.
@@ -582,16 +583,16 @@ def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[Ma
 
 
 _LOST: Final = (
-    "Kafka lost records of the topic from offset {} or earlier on, and their DDL is lost. Compare the table "
-    "with its source (tidesink diff), and repair it with tidesink resync."
+    "Kafka lost records of the topic, at the latest from offset {} on. The DDL in these records is lost. "
+    "Compare the table with its source (tidesink diff), and repair it with tidesink resync."
 )
 
 
 def _lost(state: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
     """Yields warnings about DDL that was lost when the log was cut.
 
-    One warning is for all tables, if any DDL was after the cut. The others are for tables whose rows a lost
-    statement changed.
+    If any DDL was after the cut, one warning is about all tables. In addition, there is a warning about each
+    lost statement that changed rows of a table.
 
     Args:
         state: The state before the log was read again.
@@ -611,15 +612,15 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 
 
 def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """Converts the stored form of a statement that changes rows into the statement."""
+    """Creates a statement that changes rows from its members in the state store."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
 def with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Returns the known statements that change existing rows, together with such statements among the new
-    ones.
+    """Returns all known statements that change existing rows.
 
-    If a statement was sent twice, only its first record counts.
+    These are ``previous``, and those of ``statements`` that change existing rows. If a statement was sent
+    twice, only its first record counts.
     """
     merged = {(ddl.table, ddl.kind, ddl.at): ddl for ddl in previous}
     for statement in statements:
@@ -712,7 +713,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
 
 _RENAMED: Final = (
     "Not applied: column {old} was renamed to {new}. If the target has a column {old}, existing values stay "
-    "there."
+    "in that column."
 )
 
 

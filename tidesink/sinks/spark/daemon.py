@@ -5,8 +5,8 @@ in the first batch and whenever Spark starts another worker, which takes 0.4 s o
 module only for a local master, whose workers have this process's packages. An executor of a cluster starts
 ``pyspark.daemon``. There, tasks import what they need, and report a missing package.
 
-Only modules may be loaded before the fork: no Kafka client, because a child process does not have its
-threads, and nothing of Arrow that starts thread pools.
+Before the fork, nothing may be started that uses threads, because a child process does not have these
+threads: no Kafka client, and nothing of Arrow that starts thread pools.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ARCHIVES: Final = (".zip", ".jar")
 
 
 def leave_archives_out() -> None:
-    """Import PySpark from its installation, not from the archives of it that Spark puts on the path.
+    """Remove the zip archives of PySpark from the path, so that PySpark is imported from its installation.
 
-    Before each task, a worker searches every archive on its path again (``importlib.invalidate_caches``).
-    This takes 0.1 s of CPU per task, which is most of a small batch. Archives of another PySpark
-    (``SPARK_HOME``) and of users stay on the path.
+    Spark puts these archives on the path. Before each task, a worker searches every archive on its path again
+    (``importlib.invalidate_caches``). This takes 0.1 s of CPU per task, which is most of a small batch.
+    Archives of another PySpark (``SPARK_HOME``) and of users stay on the path.
     """
     others = [entry for entry in sys.path if PurePath(entry).suffix not in _ARCHIVES]
     installed = PathFinder.find_spec("pyspark", others)
@@ -58,7 +58,7 @@ def leave_archives_out() -> None:
 def import_modules(names: Iterable[str] = MODULES) -> None:
     """Import modules that tasks use.
 
-    A module that cannot be imported is skipped, and fails in the task that needs it.
+    A module that cannot be imported is skipped. The task that needs it then fails.
     """
     for name in names:
         with suppress(ImportError):
@@ -83,8 +83,9 @@ def answer_at_once() -> None:
 
 @cache
 def _sockets() -> tuple[int, ...]:
-    """Returns the file descriptors of this process's connections at its first task, when only Spark has
-    opened any.
+    """Returns the file descriptors of this process's connections to the JVM.
+
+    They are looked up at the first task, when the process has no other connections.
     """
     descriptors, numbers = list[int](), list[int]()
     with suppress(OSError):  # not every system has this folder

@@ -243,10 +243,10 @@ def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
 class RowProjection:
     """Converts change rows of different writer schemas to one schema.
 
-    A column that is missing in the writer's schema becomes null. A column that is missing in the target
-    schema is an error, unless ``ignore_extra`` is True. Numbers of a narrower type are widened. Any other
-    difference of types is an error. Only rows of ``table`` are converted. If ``table`` is None, the topic
-    must have only one table.
+    A column that is missing in the writer's schema becomes null. A column that is missing in ``schema`` is an
+    error, unless ``ignore_extra`` is True. Numbers of a narrower type are widened. Any other difference of
+    types is an error. Only rows of ``table`` are converted. If ``table`` is None, the topic must have only
+    one table.
     """
 
     def __init__(self, schema: pa.Schema, *, table: TableId | None, ignore_extra: bool = False) -> None:
@@ -260,7 +260,7 @@ class RowProjection:
         ``place`` returns the location of a record by its number, for errors.
 
         Raises:
-            DecodeError: A record cannot be decoded, or its writer's schema does not fit the schema.
+            DecodeError: A record cannot be decoded, or its columns cannot be converted to the schema.
             ConfigError: The topic has several tables, and no table is configured.
         """
         for fault in batch.faults:
@@ -646,7 +646,7 @@ class TidesinkDataSource(DataSource):
         return ChangeBatchReader(_Task(options, schema, options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Returns a stream reader. Each of its batches continues at the end of the batch before it."""
+        """Returns a stream reader. Each of its batches begins where the previous one ended."""
         options = ReadOptions.of(self.options, streaming=True)
         log = LeaderEpochs(options.kafka)
         return ChangeStreamReader(_Task(options, schema, options.table), log=log)
@@ -747,8 +747,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         """Returns the current end offsets of the partitions.
 
         Raises:
-            SourceError: A partition ends before the offset that was read, or no longer exists. Or the topic
-                was deleted and recreated, or its log was cut.
+            SourceError: A partition ends before the offset up to which it was read, or no longer exists. Or
+                the topic was deleted and recreated, or its log was cut.
         """
         for _ in range(_LOOKS - 1):
             latest = self._ends()
@@ -766,8 +766,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._read
 
     def _with_last(self, latest: dict[str, Any]) -> dict[str, Any]:
-        """Add the last record of each partition to an end offset, after checking that the log has the known
-        records.
+        """Adds to the end offsets ``latest`` the last record of each partition, and returns the result.
+
+        Before that, it checks that Kafka's log still has the last records that are known from earlier reads.
         """
         if self._log is None:
             return latest
@@ -869,8 +870,9 @@ def _last_records(offset: Mapping[str, Any] | None) -> dict[int, LastRecord]:
 
 
 def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | None]:
-    """Returns the partitions that now end before the offset that was read, with their end; None if
-    missing.
+    """Returns the partitions that now end before the offset up to which they were read.
+
+    The value is the partition's end offset, or None if the partition no longer exists.
     """
     ends = _numbers(end)
     return {
@@ -879,11 +881,12 @@ def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | No
 
 
 def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str) -> None:
-    """Check that no partition ends before the offset that was read.
+    """Check that no partition ends before the offset up to which it was read.
+
+    ``way_out``: the end of the error message, which tells the user what to do.
 
     Raises:
-        SourceError: A partition ends too early or is missing, or the topic was recreated. ``way_out``: text
-            with the next step.
+        SourceError: A partition ends too early or is missing, or the topic was recreated.
     """
     topic = end["topic"]
     if is_other_topic(read["topic_id"], end["topic_id"]):

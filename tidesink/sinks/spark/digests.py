@@ -63,7 +63,8 @@ class ComparedColumn(NamedTuple):
     Attributes:
         type: The Spark type to which both sides are cast.
         key: True for a column of the key.
-        spelling: How the target's texts of the column must be normalized before the comparison, or None.
+        spelling: How the texts of the column must be normalized before the comparison: as numbers or as JSON.
+            None if they are compared as they are.
     """
 
     name: str
@@ -81,11 +82,9 @@ def digests(
 ) -> DataFrame:
     """Returns the digests of rows.
 
-    The first columns of ``rows`` are ``columns``, in their order. Optional columns follow: ``bad``, and
-    ``ODD`` with the texts of values that their column's Spark type cannot hold.
-
     Args:
-        rows: Rows of one side.
+        rows: Rows of one side. Their first columns are ``columns``, in the same order. Optional columns
+            follow: ``bad``, and ``ODD`` with the texts of values that their column's Spark type cannot hold.
         columns: The compared columns.
         detailed: True: the digests have the column ``columns``.
         shown: True: the digests have the column ``texts``.
@@ -121,9 +120,10 @@ def digests(
 
 
 def sampled(digest_rows: DataFrame, share: float) -> DataFrame:
-    """Returns a share of the digests, and all ``bad`` ones.
+    """Returns a sample of the digests, and all ``bad`` ones.
 
-    The share depends on the keys' hashes, so that both sides have the same keys.
+    ``share``: the size of the sample, from 0 to 1. Digests are chosen by the hash of the key, so that the
+    samples of both sides have the same keys.
     """
     if share >= 1:
         return digest_rows
@@ -148,7 +148,7 @@ class Limit(NamedTuple):
 def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> DataFrame:
     """Returns the rows whose values are within the limits, and all ``bad`` rows.
 
-    ``rows`` has the same columns as for ``digests``.
+    ``rows``: first ``columns``, then optional columns such as ``bad``, as for ``digests``.
     """
     if not limits:
         return rows
@@ -192,10 +192,11 @@ def _seconds(time: Column) -> Column:
 
 
 def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:
-    """Returns the distinct keys of one of ``parts`` parts, into which keys are divided by their hashes.
+    """Returns the distinct keys of rows, without keys that contain NULL.
 
-    Keys with a NULL are left out. ``columns``: only the key columns. The result has ``h0``, ``h1`` and
-    ``key`` as in ``digests``, and ``value``, a struct of the key's values in the types of ``columns``.
+    Keys are divided by their hashes into ``parts`` parts, and only those of part number ``part`` are
+    returned. ``columns``: only the key columns. The result has ``h0``, ``h1`` and ``key`` as in ``digests``,
+    and ``value``, a struct of the key's values in the types of ``columns``.
     """
     named = rows.toDF(*(f"c{index}" for index in range(len(columns))))
     kinds = [field.dataType.simpleString() for field in rows.schema.fields]
@@ -213,9 +214,9 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
 def named_keys(
     session: SparkSession, keys: Sequence[Sequence[str]], columns: Sequence[ComparedColumn]
 ) -> DataFrame:
-    """Returns keys from their texts, which ``digests`` returned, in the form of ``keys_of``.
+    """Converts keys from texts, as in the column ``key`` of digests, to the frame that ``keys_of`` returns.
 
-    Texts that are not values of their column's type are left out.
+    A key is omitted if one of its texts is not a value of the column's type.
     """
     rows = session.createDataFrame([([*key],) for key in keys], "texts array<string>")
     texts = [F.col("texts")[index] for index in range(len(columns))]
@@ -226,15 +227,15 @@ def named_keys(
 def with_matches(
     rows: DataFrame, columns: Sequence[ComparedColumn], wanted: Sequence[DataFrame | tuple[Limit, ...]]
 ) -> DataFrame:
-    """Returns rows with an array of booleans ``matches``, which has for each of ``wanted`` whether it
-    includes the key.
+    """Returns rows with a column ``matches``, an array with one boolean for each element of ``wanted``.
+
+    The boolean is True if this element of ``wanted`` includes the row's key. It is NULL if this is not known,
+    for example if the target's types cannot hold the key.
 
     Args:
         rows: Rows whose first columns are ``columns``. In the result ``matches`` replaces these columns.
         columns: The key columns.
-        wanted: Keys from ``named_keys``, or limits of the key.
-
-    An element is NULL if it is not known, for example if the target's types cannot hold the key.
+        wanted: Each element is a set of keys (from ``named_keys``) or limits of the key columns.
     """
     others = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{index}" for index in range(len(columns))), *others)
@@ -280,9 +281,10 @@ def _hashes(keys: Sequence[_Value]) -> list[Column]:
 
 
 def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None = None) -> _Value:
-    """Convert a column to the compared type.
+    """Convert a column to the type in which it is compared.
 
-    ``kind``: its present type. ``odd``: texts of odd values from a reader.
+    ``kind``: the type that it has now. ``odd``: the texts of values that the column's Spark type cannot hold,
+    as the reader of the rows returned them, or None.
     """
     raw = F.col(name)
     value = F.expr(f"try_cast({name} AS {column.type})")
@@ -296,9 +298,7 @@ def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None =
 
 
 def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
-    """Returns an expression: True if a cast value equals the value that it was cast from, or if that value is
-    NULL.
-    """
+    """Returns an expression that is True if a cast did not change the value, or if the value is NULL."""
     if kind == "string":
         same = _digits(raw) == _digits(value.cast("string")) if wanted.startswith("decimal") else F.lit(True)
         return raw.isNull() | (value.isNotNull() & same)
@@ -480,9 +480,9 @@ def _text(value: Column, column: ComparedColumn) -> Column:
 def compared(source: DataFrame, target: DataFrame) -> DataFrame:
     """Compare the digests of both sides. Returns one row for each key.
 
-    The row has the key's hash, ``same`` (True if the states are equal), and the numbers of rows ``at_source``
-    and ``at_target``. If the states differ, it also has ``key`` and the states ``s`` (source) and ``t``
-    (target).
+    The row has the key's hash, ``same`` (True if both sides have the same state of the key), and the numbers
+    of rows ``at_source`` and ``at_target``. If the states differ, it also has ``key`` and the states ``s``
+    (source) and ``t`` (target).
     """
     asked = [*HASH, *_ROW, "key"]
     sides = source.select(*asked, F.lit(True).alias(_SOURCE)).unionByName(
@@ -509,18 +509,20 @@ def _state(of_side: Column, name: str) -> Column:
 
 
 def candidates_of(keys: DataFrame) -> DataFrame:
-    """Returns the keys whose states differ in ``compared``, to be looked up again.
+    """Returns candidates: the keys whose states differ in the result of ``compared``. They are looked up
+    again on both sides, because the target may only have been behind.
 
-    ``agreed`` counts the later look-ups in which both sides' states were the same as before. It begins at 0.
+    The column ``agreed`` counts the later look-ups in which both sides' states were the same as in the
+    previous one. It begins at 0.
     """
     return keys.where(~F.col("same")).select(*HASH, "key", "s", "t", F.lit(0).alias("agreed"))
 
 
 def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
-    """Returns the candidates with ``s2``: their states in the source database by a newer look-up, and its
-    details.
+    """Adds to the candidates ``s2``, their states in the source database by a newer look-up, and its details.
 
-    A candidate is left out if ``s2`` equals its state in the target, because then the target was only behind.
+    A candidate whose ``s2`` equals its state in the target is omitted. Its states differed only because the
+    two sides were read at different times.
     """
     candidates = candidates.drop("of_source", "of_target")
     joined = candidates.join(_states(source, candidates, "s2", "of_source").hint("merge"), [*HASH], "left")
@@ -528,10 +530,10 @@ def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
 
 
 def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
-    """Returns the candidates of ``looked_at_source`` after a newer look-up in the target.
+    """Returns the candidates from ``looked_at_source`` with their states in the target by a newer look-up.
 
-    Candidates whose states are now equal are left out. ``agreed`` grows by one if both sides' states are the
-    same as in the previous look-up, and is otherwise 0.
+    Candidates whose states are now equal on both sides are omitted. ``agreed`` grows by one if each side's
+    state is the same as in the previous look-up, and is otherwise 0.
     """
     joined = candidates.join(_states(target, candidates, "t2", "of_target").hint("merge"), [*HASH], "left")
     joined = joined.where(~F.col("s2").eqNullSafe(F.col("t2")))
@@ -573,7 +575,7 @@ def counts_of(keys: DataFrame) -> KeyCounts:
 
 
 class Verdict(NamedTuple):
-    """Number of keys that differ by kind, and of keys for which this is not decided yet (``open``)."""
+    """The number of keys that differ, by the kind of difference, and of keys not decided yet (``open``)."""
 
     different: int
     only_at_source: int
@@ -582,7 +584,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
-    """Count the candidates by result. A key differs once its ``agreed`` is at least ``looks``."""
+    """Count the candidates by result. One is known to differ once its ``agreed`` is at least ``looks``."""
     settled = F.col("agreed") >= looks
     s, t = F.col("s").isNull(), F.col("t").isNull()
     (row,) = candidates.agg(
@@ -592,8 +594,8 @@ def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
 
 
 def differing(candidates: DataFrame, *, looks: int) -> DataFrame:
-    """Returns the keys that differ, with flags for the sides that have the key, and the details of both
-    sides.
+    """Returns the keys that differ, with the flags ``at_source`` and ``at_target`` (True if this side has the
+    key), and the details of both sides.
     """
     return candidates.where(F.col("agreed") >= looks).select(
         "key",

@@ -58,7 +58,7 @@ _PASSING: Final = frozenset(
 class TaskError(Exception):
     """A ``TidesinkError`` that ended a Spark task.
 
-    Its text has the error for people, and encoded for ``task_error``.
+    Its text contains the error's message, and the whole error in encoded form, which ``task_error`` decodes.
     """
 
 
@@ -79,9 +79,10 @@ def reported() -> Iterator[None]:
 
 
 def passing_failure(error: BaseException) -> SourceUnavailableError | None:
-    """Returns an error for a temporary failure: memory, disk space, files or a connection ran out.
+    """Returns an error if a failure is temporary: the host ran out of memory, disk space or open files, or a
+    connection failed.
 
-    Returns None for any other failure. The causes of an exception are searched too.
+    Returns None for any other failure. The causes of the exception are searched too.
     """
     cause: BaseException | None = error
     for _ in range(_DEPTH):
@@ -102,10 +103,10 @@ def passing_failure(error: BaseException) -> SourceUnavailableError | None:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Calls a function for ``mapInArrow``, and reports its errors so that the driver recognizes them
+    """Wraps a function that is passed to ``mapInArrow``, so that the driver recognizes its errors
     (``reported``).
 
-    It can be pickled if the function can.
+    The object can be pickled if the function can.
     """
 
     function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -129,16 +130,18 @@ def task_error(error: BaseException) -> TidesinkError | None:
             return ConfigError(
                 f"The Python environment of Spark's executors has no module {missing[1]}. Install the "
                 "driver's packages there, with tidesink in the same version and with the same extras. Or "
-                "run executors from tidesink's image (spark.pyspark.python names their Python)."
+                "run executors from tidesink's image. Spark's setting spark.pyspark.python names the Python "
+                "that executors use."
             )
     return None
 
 
 @contextmanager
 def raised_task_errors(**context: ContextValue) -> Iterator[None]:
-    """Raise the error that a task reported in place of Spark's exception. ``context`` is added to the error.
+    """Replace Spark's exception by the error that a task reported. ``context`` is added to the error.
 
-    For other failures of a job, Spark's text is omitted, because it may have values of rows.
+    If no task reported an error, the new error omits the text of Spark's exception, because it may have
+    values of rows.
 
     Raises:
         SourceUnavailableError: The job was interrupted, for example because an executor, a Python worker or a
@@ -154,7 +157,7 @@ def raised_task_errors(**context: ContextValue) -> Iterator[None]:
 
 @contextmanager
 def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
-    """Convert temporary failures of this process to SourceUnavailableError, as for a task.
+    """Convert temporary failures of this process to SourceUnavailableError.
 
     Raises:
         SourceUnavailableError: This machine ran out of resources (``passing_failure``).
@@ -257,16 +260,17 @@ def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iter
 NOT_STORED: Final = (
     "The source database did not send the value of {columns}, because it did not change, but the target "
     "does not have the row: its key was changed, the table's filter removed it before this change, or an "
-    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table "
-    "continues if this change and the row are in one batch, or after a new snapshot."
+    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row (tidesink "
+    "snapshot --where). The table continues if this change and the row are in one batch, or after a new "
+    "snapshot."
 )
 
 
 def row_not_stored(exc: BaseException) -> TidesinkError | None:
     """Returns the ValueNotStoredError that tidesink's MERGE statement raised (``targets.lake.merge``), or
-    None.
+    None if ``exc`` has another cause.
 
-    If it was raised, the statement wrote nothing.
+    A statement that raised it wrote nothing.
     """
     for cause in _causes(exc):
         if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:

@@ -1,4 +1,4 @@
-"""Java, the connector jars that Spark needs, and the certificate authorities for downloading them.
+"""Finds Java, and downloads the connector jars that Spark needs.
 
 The key store with the authorities has the format JKS version 2, as OpenJDK's
 ``sun.security.provider.JavaKeyStore`` reads it, with trusted certificates only. Its password protects
@@ -47,8 +47,8 @@ class JavaRuntime(NamedTuple):
 
 
 def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None) -> JavaRuntime:
-    """Returns the Java runtime to use: the first one of version 17 to 21, else the first one that works at
-    all.
+    """Returns the Java runtime to use: the first one of version 17 to 21, else the first one of a newer
+    version that works.
 
     JAVA_HOME, the PATH and the package from PyPI are searched, in that order.
 
@@ -375,7 +375,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def drop_shipped(folder: Path) -> None:
-    """Remove jars that ``pyspark/jars`` has too, because a second copy could shadow Spark's own."""
+    """Remove the jars that pyspark also contains, because a second copy could shadow Spark's own."""
     shipped = {_module_name(jar) for jar in spark_jars_directory().glob("*.jar")}
     for jar in folder.glob("*.jar"):
         if _module_name(jar) in shipped:
@@ -520,7 +520,7 @@ _SALT: Final = b"Mighty Aphrodite"
 
 
 def write_trust_store(path: Path) -> list[str]:
-    """Write this machine's certificate authorities to a key store.
+    """Write the certificate authorities that this machine trusts to a Java key store.
 
     Returns the JVM options with which Java trusts them.
     """

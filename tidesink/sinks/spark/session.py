@@ -131,8 +131,8 @@ def session_of(
         progress: Receives a line of text before each wait.
 
     Raises:
-        ConfigError: Two configs have different values of a setting, pyspark is missing, or a setting that
-            values depend on is changed.
+        ConfigError: Two configs have different values of a setting, pyspark is missing, or a config changes a
+            setting that changes how values are read or written.
         DevStackError: Java is not found, or the jars cannot be fetched.
     """
     was_there = running_session() is not None
@@ -196,8 +196,8 @@ def build_session(
         progress: Receives a line of text before each wait.
 
     Raises:
-        ConfigError: pyspark is missing. Or ``conf`` or the running session changes a setting that values
-            depend on.
+        ConfigError: pyspark is missing. Or ``conf`` or the running session changes a setting that changes how
+            values are read or written.
         DevStackError: Java is not found, or the jars cannot be fetched.
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
@@ -239,8 +239,8 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     words = shlex.split(os.environ.get(_SUBMIT, "pyspark-shell"))
     if any(word.partition("=")[0] == _FILE_OPTION for word in words):
         raise ConfigError(
-            f"{_SUBMIT} passes a {_FILE_OPTION} to Spark, but tidesink needs this option. Move its content "
-            "into Spark's conf/spark-defaults.conf, or under spark.conf in tidesink's config."
+            f"{_SUBMIT} passes a {_FILE_OPTION} to Spark, but tidesink needs this option. Move the file's "
+            "content into Spark's conf/spark-defaults.conf, or under spark.conf in tidesink's config."
         )
     with tempfile.NamedTemporaryFile("w", prefix="tidesink-", suffix=".properties", encoding="ascii") as file:
         file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
@@ -273,10 +273,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _with_jars(jars: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """Returns the settings for connector jars: on the class path if there is only one JVM, otherwise shipped
-    by Spark.
+    """Returns the Spark settings with which a session uses the connector jars.
 
-    Spark would otherwise copy all jars for a session with one JVM, and read their classes again each time.
+    If driver and executors share one JVM, the jars are on its class path. Otherwise Spark sends them to the
+    executors. With one JVM, sending them would copy all jars, and read their classes again each time.
     """
     if not jars:
         return {}
@@ -290,14 +290,17 @@ def _with_jars(jars: Sequence[Path], settings: Mapping[str, str], *, master: str
 
 
 def _quieten_broken_connections(session: SparkSession) -> None:
-    """Do not print errors about interrupted reports of tasks, because the JVM may end before this process."""
+    """Do not print an error if the connection on which tasks report to this process is interrupted.
+
+    This is expected, because the JVM may end before this process.
+    """
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
 
 
 def _quieten_calls_cut_off() -> None:
-    """Do not log interrupted calls into the JVM with their tracebacks.
+    """Do not log calls into the JVM that were interrupted, which py4j does with tracebacks.
 
     The JVM ended before this process, or a signal interrupted the call. The caller receives the error anyway.
     """
@@ -325,13 +328,13 @@ def running_session() -> SparkSession | None:
 
 
 def _check_settings(session: SparkSession) -> None:
-    """Check that the running session reads and writes values correctly, by its start settings and its current
-    ones.
+    """Check that no setting of the running session changes how values are read or written.
 
-    The sessions of tables begin with the settings with which Spark was started.
+    The current settings are checked, and those with which Spark was started, because the sessions of tables
+    begin with them.
 
     Raises:
-        ConfigError: A setting that values depend on has another value.
+        ConfigError: Such a setting has another value than tidesink needs.
     """
     for spark_session in (session, session.newSession()):
         for name, value in FIXED.items():
@@ -358,7 +361,7 @@ def stop_session(session: SparkSession) -> None:
 
 
 def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
-    """Check that Spark's JVM runs. If it still runs, wait up to ``seconds`` for its end.
+    """Check whether Spark's JVM has ended. If it still runs, wait up to ``seconds`` for its end.
 
     Raises:
         SparkEndedError: The JVM has ended.
@@ -458,9 +461,10 @@ def cancel_jobs(session: SparkSession, tag: str) -> None:
 
 @contextmanager
 def _jvm_may_be_gone() -> Iterator[None]:
-    """Ignore errors of calls that only end something, if the JVM has already ended.
+    """Ignore errors of the calls in the block, because the JVM may have ended already.
 
-    A signal to the process group ends the JVM too.
+    Use it only for calls that end something, such as a session. A signal to the process group also ends the
+    JVM.
     """
     from py4j.protocol import Py4JError
 
@@ -475,7 +479,7 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     settings.
 
     Raises:
-        ConfigError: ``conf`` changes a setting that values depend on.
+        ConfigError: ``conf`` changes a setting that changes how values are read or written.
     """
     for name, value in FIXED.items():
         if conf.get(name, value).lower() != value.lower():
@@ -504,7 +508,7 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
 
 
 def _whole_names(conf: Mapping[str, str]) -> list[str]:
-    """Returns patterns that match the names of a user's settings, all of which are treated as secret.
+    """Returns patterns that match the names of the user's own settings, whose values Spark then hides.
 
     Hadoop's settings are also matched by their names without the prefix ``spark.hadoop.``.
     """
@@ -556,7 +560,7 @@ exec {java} "$@"
 
 
 def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """Returns environment variables with which pyspark starts on a Java runtime without printing warnings.
+    """Returns environment variables for starting pyspark on a Java runtime without printed warnings.
 
     ``runtime``: the runtime; None: the one that ``find_java`` returns.
 
@@ -604,8 +608,8 @@ def class_archive(connectors: Sequence[Path]) -> Path:
 
 
 def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
-    """Returns a hash of what the JVM checks in an archive: the Java itself, and each jar's path, size and
-    time.
+    """Returns a hash of what the JVM compares before it uses an archive: the Java runtime, and each jar's
+    path, size and time.
 
     Times are in whole seconds, as in the JVM itself (JDK 17, ``SharedClassPathEntry``). The layers of an
     image store no fractions of seconds, so a container would see other times than the build.
@@ -696,8 +700,8 @@ def _run_and_keep(part: Path) -> None:
 
 
 def _small_job(session: SparkSession, path: Path, *, has_iceberg: bool) -> None:
-    """Load the classes that a batch needs, by an aggregation, a join, and a table that is written
-    and read.
+    """Run an aggregation and a join, and write and read a table, so that the JVM loads the classes that a
+    batch needs.
     """
     rows = session.range(1_000).selectExpr(
         "id", "cast(id % 7 as string) as text", "current_timestamp() as at"
@@ -722,8 +726,8 @@ _tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 @contextmanager
 def threads_tagged(tag: str) -> Iterator[None]:
-    """Give the Spark jobs of threads that are started within the context a tag, by which they can be
-    cancelled.
+    """Give a tag to the Spark jobs of threads that are started within the context, so that these jobs can be
+    cancelled together.
     """
     before = _tag_here.set(tag)
     try:
@@ -763,7 +767,7 @@ def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future
     """Make Spark start one Python worker per core, in the background.
 
     The process that forks the workers takes 2 s to start, which is most of a first batch's time. So it starts
-    while topics are looked up. A failure shows in the first batch.
+    while topics are looked up. If it fails to start, the first batch fails.
     """
     cores = spark.sparkContext.defaultParallelism
     first = FirstTask(tuple(modules))
