@@ -402,7 +402,7 @@ class TableTask:
             self._save_quietly()
 
     def _failure_changed(self) -> None:
-        """Save the status when a failure begins, is retried or ends, but not for each of many quick retries."""
+        """Save the status when a failure begins, is retried or ends. Of quick retries, saves only some."""
         failure = self._context.failures.of(self.table)
         if self._saved.lacks(failure):
             self._save_quietly()
