@@ -346,7 +346,10 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return None
 
     def _looked_up(self, schema: TableSchema) -> tuple[tuple[str, ...], bool]:
-        """Returns the identity of a schema's writer. The second result is that of ``_holds``."""
+        """Returns the identity of a schema's writer, and True if the decode plan covers the columns.
+
+        It covers them if it has all columns of the schema, with types that hold their values.
+        """
         cached = self._schemas.get(id(schema))
         if cached is None or cached[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:

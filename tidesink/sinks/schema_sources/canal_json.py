@@ -234,8 +234,8 @@ class CanalJsonDecoding(PlannedDecoding):
         """Learn the columns that the plan lacked for a batch. Returns True if a new decode plan was built.
 
         Reads DDL up to the end of partition 0. If that is not enough, reads the type names in the batch's
-        rows. For bad records, only DDL is read, because a record may be bad only because a column's type
-        changed.
+        rows. If the batch only has bad records, reads DDL and queries the source database again, because a
+        record may be bad only because a column's type changed.
         """
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)

@@ -792,8 +792,8 @@ _LAST_JSON_RECORDS: Final = 100
 
 
 _NO_ROW: Final = (
-    "None of the first records of {} could be decoded, so the table's columns are unknown. "
-    "The first error: {}"
+    "None of the first records of {} could be decoded, so the table's columns are unknown. Check that "
+    "Debezium or TiCDC writes the topic. The first error: {}"
 )
 
 

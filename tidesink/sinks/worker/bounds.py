@@ -131,14 +131,15 @@ class WatermarkBounds:
     def next(self, *, above: int | None, least: int | None) -> int:
         """Return the newest multiple of ``every`` seconds that the source has passed, as a commit_ts.
 
-        If this is not above the last cut (``above``) or is below ``least``, returns the first multiple that
-        is both.
+        If it is not above the last cut (``above``), or is below ``least``, returns the first later multiple
+        that meets both conditions.
         """
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """Return the newest multiple of ``every`` seconds that the source has passed, but one above
-        ``bound``.
+        """Return the newest multiple of ``every`` seconds that the source has passed, as the next bound.
+
+        If it is not above ``bound``, returns the first multiple above ``bound``.
         """
         return self.next(above=bound, least=bound)
 

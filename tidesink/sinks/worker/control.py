@@ -87,10 +87,11 @@ class SnapshotControl:
         return SnapshotControl(self.started, max(self.started, self.cancelled, last))
 
     def outrun(self, started: int, number: int) -> SnapshotControl:
-        """Return these requests without the request for snapshot ``started``, which is too low to begin.
+        """Return these requests without the request for snapshot ``started``, which can never begin.
 
-        ``number``: number of the last snapshot in the target's progress. It becomes the number of the last
-        request, so that the next request gets a higher number.
+        The number ``started`` is too low, because later snapshots have begun already. ``number``: number of
+        the last snapshot in the target's progress. It becomes the number of the last request, so that the
+        next request gets a higher number.
         """
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
@@ -408,10 +409,10 @@ def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressErro
     table = progress.table
     return StaleProgressError(
         f"{location} is at batch {progress.batch}, but batch {batch} was committed to it, so it was restored "
-        "from a backup. You have three options. Restore a state that has all batches. Or, if the rows are "
+        "from a backup. You have three options. 1. Restore a state that has all batches. 2. If the rows are "
         f"exactly those of the restored batch, accept it with `tidesink accept-restored {table}` and start "
-        "the worker again, which reads the later changes from Kafka again. Or remove the table and its "
-        "progress, and let the worker load it from the start of its topic.",
+        "the worker again. It then reads the later changes from Kafka again. 3. Remove the table and its "
+        "progress from the target. The worker then loads it from the start of its topic.",
         table=str(table),
     )
 

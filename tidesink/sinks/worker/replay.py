@@ -410,7 +410,10 @@ class LetterEvent(NamedTuple):
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Return True if the limited snapshot or resync ``read`` read the event's row; None if unknown."""
+        """Return True if a limited snapshot or resync has read the event's row; None if that is unknown.
+
+        ``read``: the snapshot or resync.
+        """
         return self.has_read.get(read.number)
 
 

@@ -815,9 +815,8 @@ class Snapshot:
         """Return the snapshot progress from which the next part continues.
 
         It is at the beginning of the table if the snapshot is new, or if the table's key or its sort order
-        has changed.
-        ``snapshot``: the snapshot in the table's progress, or None. ``stored``: the table's definition in the
-        database.
+        has changed. ``snapshot``: the snapshot in the table's progress, or None. ``stored``: the table's
+        definition in the database.
         """
         number = max(self.asked.started, snapshot.number if snapshot else 0)
         if snapshot is None or snapshot.number < number:
@@ -949,7 +948,7 @@ class SnapshotBatch(Batch):
         return batch if self._history is None else replace(batch, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return the progress in the table's topic. Its offsets are not new: the batch reads no records."""
+        """Return the progress in the table's topic, with unchanged offsets: the batch reads no records."""
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:

@@ -52,7 +52,7 @@ _KEYLESS: Final = (
 
 @dataclass(frozen=True)
 class DdlDecision:
-    """A decision about all statements on a table that are not decided yet.
+    """A decision about all undecided DDL statements on a table.
 
     Attributes:
         ddl: The table's progress in the DDL topic after the decision.
@@ -172,8 +172,8 @@ class SourceDdl:
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
         """Decide how the rows are changed for statements that must be applied.
 
-        By a resync if the source still has the table. By deletion of all rows if a statement removed the
-        table from the source. Otherwise the statements wait for a user's decision.
+        A resync of the table follows if the source still has the table. All rows are deleted if a statement
+        removed the table from the source. Otherwise the statements wait for a user's decision.
         """
         table = self._settings.table
         with open_source_database(self._context.config) as database, translated(OPTION):

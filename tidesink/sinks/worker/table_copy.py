@@ -221,7 +221,7 @@ class TableCopy:
             )
 
     def stored(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Store the rows of the frame that ``frame`` returns in Spark, and return the stored frame.
+        """Store in Spark the rows of the frame that ``frame`` returns, and return the stored frame.
 
         So all later steps see the same rows, although the table changes. Retries on failure.
         """

@@ -315,11 +315,11 @@ class TableTask:
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, offsets: TopicOffsets | None) -> Mapping[int, int] | None:
-        """Return the next offset per partition, from which new records may be only watermarks.
+        """Return the next offset per partition if the table is up to date, except for a few new records.
 
-        The worker then reads the new records to check if the table needs a batch. Returns None if that check
-        is useless: a batch is needed in any case, the table is not open or stopped, or its topic has no
-        watermarks.
+        The worker then checks if these records are only watermarks, which need no batch yet. Returns None if
+        this check is not needed: a batch is needed in any case, the table is stopped or not open, or its
+        topic has no watermarks.
         """
         if offsets is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
