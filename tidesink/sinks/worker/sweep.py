@@ -166,7 +166,7 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Look up the part's keys in the source, and return the Spark task that deletes keys without a row."""
+        """Look up the part's keys in the source, and return the Spark task that deletes the missing keys."""
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)
