@@ -212,7 +212,9 @@ def _parsed(text: str) -> ConnectSchema:
     try:
         avro: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SchemaMismatchError(f"The writer's schema is not Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(
+            f"The writer's schema is not Avro. Check that Debezium writes this topic. The error: {error!s:.200}"
+        ) from error
     schema = connect_schema_of_avro(avro)
     if schema.type != "struct":
         raise SchemaMismatchError(

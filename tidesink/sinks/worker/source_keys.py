@@ -59,7 +59,7 @@ _KEYS_FOR_A_ROW: Final = 5
 # Maximum number of parts in the second phase. Each part scans all keys of the target.
 MOST_PARTS: Final = 100
 _NOT_READABLE: Final = (
-    "The target cannot return stored rows, so rows that exist only in the target cannot be found."
+    "The target cannot return its stored rows, so rows that exist only in the target cannot be found."
 )
 
 

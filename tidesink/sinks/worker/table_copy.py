@@ -61,7 +61,10 @@ def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
             "so the two sides cannot be compared."
         )
     if topic is not None and not config.reads_topic(topic):
-        return f"Its changes came from the topic {topic}, which is no longer part of source.topics."
+        return (
+            f"Its changes came from the topic {topic}, which is no longer part of source.topics. Add the topic "
+            "to source.topics again."
+        )
     return None
 
 
@@ -210,7 +213,8 @@ class TableCopy:
         if status is not None and status.state in ("PAUSED", "FAILING"):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
-                f"({status.error}). Let the table continue first. To compare anyway, pass --no-wait."
+                f"({status.error}). Fix the cause and let the table continue first. To compare anyway, pass "
+                "--no-wait."
             )
         state = status.state if status is not None else "unknown"
         if still.lasts(waiting, at_work=state == "RUNNING"):
