@@ -213,7 +213,8 @@ def _parsed(text: str) -> ConnectSchema:
         avro: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SchemaMismatchError(
-            f"The writer's schema is not Avro. Check that Debezium writes this topic. The error: {error!s:.200}"
+            "The writer's schema is not Avro. Check that Debezium writes this topic. The error: "
+            f"{error!s:.200}"
         ) from error
     schema = connect_schema_of_avro(avro)
     if schema.type != "struct":

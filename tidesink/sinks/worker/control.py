@@ -387,8 +387,8 @@ def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
     name = _name(pipeline, table)
     if store.load_document(_REFUSED, name) is None:
         raise ConfigError(
-            f"No worker found {table} restored from a backup, so there is nothing to accept. If the table was "
-            "restored, run a worker first. It stops with an error that names the restored batch.",
+            f"No worker found {table} restored from a backup, so there is nothing to accept. If the table "
+            "was restored, run a worker first. It stops with an error that names the restored batch.",
             table=str(table),
         )
     store.save_document(_ACCEPTED_KIND, name, status.batch)

@@ -62,8 +62,8 @@ def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
         )
     if topic is not None and not config.reads_topic(topic):
         return (
-            f"Its changes came from the topic {topic}, which is no longer part of source.topics. Add the topic "
-            "to source.topics again."
+            f"Its changes came from the topic {topic}, which is no longer part of source.topics. Add the "
+            "topic to source.topics again."
         )
     return None
 
