@@ -120,7 +120,7 @@ class CanalJsonDecoder(TableDecoder):
         return super().decode_batch(records)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the events of one record, decoded by the row codec.
+        """Decode one record with the row codec (the decoder of single records), and return its events.
 
         Raises:
             DecodeError: The record cannot be decoded.
@@ -134,7 +134,7 @@ class CanalJsonDecoder(TableDecoder):
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """Decode records with the row codec, without values of old rows.
+        """Decode records one by one with the row codec, without values of old rows.
 
         An update's old row keeps only its key columns (``keys``). So an invalid value in an old row is no
         error.

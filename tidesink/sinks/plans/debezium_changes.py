@@ -165,10 +165,10 @@ class DebeziumDecoder(TableDecoder):
     @property
     @abstractmethod
     def _codec(self) -> DebeziumCodec:
-        """The row codec. It has caches, so each process opens its own."""
+        """The row codec (the decoder of single records). It has caches, so each process opens its own."""
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the event of one record, decoded by the row codec."""
+        """Decode one record with the row codec (the decoder of single records), and return its event."""
         return self._noting(self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:

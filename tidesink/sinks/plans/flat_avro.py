@@ -136,7 +136,7 @@ class FlatAvroDecoder(TableDecoder):
         return {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the event of one record, decoded by the row codec.
+        """Decode one record with the row codec (the decoder of single records), and return its event.
 
         Raises:
             ChecksumError: The row does not match its checksum, and such rows are rejected.

@@ -92,7 +92,7 @@ class Bounds(Protocol):
         """
 
     def time_of(self, bound: int) -> datetime:
-        """Return the source's time when its log reached the bound."""
+        """Return the source's time when its log reached the bound of a cut."""
 
     @property
     def waits(self) -> str | None:
@@ -234,7 +234,7 @@ class ConnectorBounds:
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)
-        """Return the source's time at the checkpoint that was chosen last, which is the bound."""
+        """Return the source's time at the checkpoint that was chosen last, which is the cut's bound."""
         assert self._chosen is not None  # noqa: S101  (the bound is its position)
         return datetime.fromtimestamp(self._chosen.time, timezone.utc)
 

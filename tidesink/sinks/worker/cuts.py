@@ -110,7 +110,7 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Pass the current bound to a table's task. The task must not be running a batch."""
+        """Pass the bound of the next cut to a table's task. The task must not be running a batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
@@ -139,7 +139,7 @@ class Cuts:
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
-        """Choose the first bound, or a higher one if an open table has already applied changes above it."""
+        """Choose the first bound of a cut, or a higher one if a table has applied changes above the bound."""
         bounds = [bound for task in tasks if (bound := task.least_bound) is not None]
         least = max(bounds, default=None)
         if self.bound is None or (least is not None and least > self.bound):
@@ -154,7 +154,7 @@ class Cuts:
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """Return the reason why each table has not reached the bound; an empty text if it has reached it."""
+        """Return the reason why each table has not reached the cut's bound; an empty text if it has."""
         return {task: _obstacle(task, seen.found.get(task.topic), self.bound) for task in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
@@ -277,7 +277,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
-    """Return the reason why a table has not reached ``bound``, or an empty text if it has reached it."""
+    """Return the reason why a table has not reached the cut's bound, or an empty text if it has."""
     if task.obstacle:
         return task.obstacle
     if offsets is None:

@@ -568,7 +568,7 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions at the source and must check them again."""
+        """Return True if the snapshot waits for open transactions and it is time to check them again."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:

@@ -303,7 +303,7 @@ class TableTask:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions at the source and must check them again."""
+        """Return True if the snapshot waits for open transactions and it is time to check them again."""
         return self._snapshot.looks_again
 
     @property
@@ -439,7 +439,7 @@ class TableTask:
             self._begin_again()
 
     def leave(self) -> None:
-        """Deregister the table from the shared reads of its topic, because this run no longer reads it."""
+        """Stop reading the table's topic in this run, so that no records are kept for the table."""
         self._settle(away=True)
 
     @property
@@ -835,7 +835,9 @@ class TableTask:
         return True
 
     def _settle(self, *, away: bool = False) -> None:
-        """Report the table's offsets to the topic's shared reads, which then release unneeded records.
+        """Report the table's offsets to the object that reads the topic once for several tables.
+
+        It then releases records that no table needs any longer.
 
         ``away``: True if the table stops reading in this run.
         """
