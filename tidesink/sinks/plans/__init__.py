@@ -1,1 +1,1 @@
-"""Decode plans from the known schemas of a table, with one module per protocol."""
+"""Builds the decode plan of a table from its known schemas, with one module per protocol."""

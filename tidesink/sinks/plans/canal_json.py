@@ -1,8 +1,8 @@
-"""Builds decode plans of canal-json tables from the table's known columns, because messages have only type
-names.
+"""Builds decode plans of canal-json tables from the table's known columns.
 
-The messages are TiCDC's (tiflow c7b2588, new architecture b813e76). The plan decides types and keys. DDL in a
-message does not change them, and a row that contradicts them is a bad record (``DefinedShapes``).
+The messages of canal-json have only the names of types, such as ``decimal``. So the decode plan decides the
+columns' types and the key. DDL in a message does not change them, and a row that contradicts them is a bad
+record (``DefinedShapes``). The messages are TiCDC's (tiflow c7b2588, new architecture b813e76).
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ class CanalJsonDecoder(TableDecoder):
     """Decodes the canal-json records of one table.
 
     Attributes:
-        schema: The table's columns in the form in which rows are read, also under their earlier names.
-        keys: Columns that identify a row.
-        own_keys: True if the source defines the key. A row with another key is then a bad record.
+        schema: The columns that rows may have, with the types in which their values are read. A renamed
+            column is also listed under its old name.
+        keys: Names of the columns that identify a row.
+        own_keys: True if the key is the one of the source table. A row with another key is then a bad record.
         by_row_key: True if TiDB's row keys identify rows. A row without a row key is then a bad record.
-        options: Options of the codec, with the claim-check storage of rows that were too large for Kafka.
-        topic: Finds the table that a record belongs to. None: the topic has one table, and a record of
-            another table is a bad record.
-        unread: Columns that the target does not have, so that their texts are not converted.
+        options: Options of the codec, such as the storage of rows that were too large for Kafka (claim
+            check).
+        topic: Finds the table that a record belongs to. If None, the topic has only one table, and a record
+            of another table is a bad record.
+        unread: Names of columns whose values are not converted, because the target does not have the columns.
     """
 
     table: TableId
@@ -84,21 +86,24 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """True, because each DDL event is stored with Kafka's timestamp."""
+        """True, because DDL events are stored together with the Kafka timestamps of their records."""
         return True
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
-        """Returns True for each record that names this table. Returns None if all records belong to it."""
+        """Returns one flag per record: True if the record names this table.
+
+        Returns None if the topic has only this table.
+        """
         named_records = self._named_by(records)
         return None if named_records is None else named_records.own(self.table)
 
     def unlisted(self, records: pa.RecordBatch) -> int:
-        """Returns the number of rows that belong to unknown tables."""
+        """Returns the number of rows in the records that belong to tables that are not known yet."""
         found = self._named_by(records)
         return 0 if found is None else int(found.unlisted.sum())
 
     def ddl(self, records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events, of this and other tables."""
+        """Returns the number of DDL events in the records, of this and other tables."""
         named_records = self._named_by(records)
         return 0 if named_records is None else int(named_records.ddl.sum())
 
@@ -115,7 +120,7 @@ class CanalJsonDecoder(TableDecoder):
         return super().decode_batch(records)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the events of one record, decoded by the row codec.
+        """Decode one record with the row codec (the decoder of single records), and return its events.
 
         Raises:
             DecodeError: The record cannot be decoded.
@@ -129,7 +134,7 @@ class CanalJsonDecoder(TableDecoder):
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """Decode records with the row codec, without values of old rows.
+        """Decode records one by one with the row codec, without values of old rows.
 
         An update's old row keeps only its key columns (``keys``). So an invalid value in an old row is no
         error.
@@ -142,7 +147,7 @@ class CanalJsonDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """Returns the rows before the changes. A delete whose record has only the key has null."""
+        """Returns the rows before the changes. For a delete whose record has only the key, it is null."""
         before, _ = super().old_rows(changes)
         whole = changes.rows["before"].combine_chunks()
         if before.null_count == whole.null_count:
@@ -153,7 +158,8 @@ class CanalJsonDecoder(TableDecoder):
     def moments(self, changes: ChangeTable, records: pa.RecordBatch) -> pa.Array:
         """Returns the commit time of each change as a TSO.
 
-        Without the TiDB extension, it is the last TSO of the record's millisecond.
+        If the record has no TSO (it is without the TiDB extension), it is the last TSO of the commit's
+        millisecond.
         """
         commit_times = super().moments(changes, records)
         if not commit_times.null_count:
@@ -163,7 +169,7 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(commit_times, lacking, _moments(self._es(rows, records)))
 
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
-        """Returns the member ``es`` (commit time in ms since 1970) of each row's record."""
+        """Returns the member ``es`` (commit time in ms since 1970) of the message of each row."""
         record = rows["record"].combine_chunks()
         stamped = stamped_es(records.column("value").take(record))
         # A record may hold several messages. The first ``es`` belongs to the first message.
@@ -177,7 +183,10 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(times, odd, pa.array(others, pa.int64()))
 
     def _odd_es(self, record: pa.RecordBatch, index: int) -> int | None:
-        """Returns ``es`` of one event in a record that is compressed or does not have TiCDC's usual form."""
+        """Decode a record to get ``es`` of the event ``index`` in it.
+
+        Used for records that are compressed or do not have TiCDC's usual form.
+        """
         topic, partition, offset, value = (
             record.column(name)[0].as_py() for name in ("topic", "partition", "offset", "value")
         )
@@ -190,7 +199,7 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """Policies for dates and times, and the time zone."""
+        """The policies for impossible dates and ambiguous times, and the time zone."""
         return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
 
     def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
@@ -206,7 +215,7 @@ class CanalJsonDecoder(TableDecoder):
         return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:
-        """Returns the event with TiDB's row key as the key."""
+        """Returns the event with TiDB's row key as its key."""
         assert event.schema is not None  # noqa: S101  (canal-json's events have one)
         cached = self._row_keyed.get(id(event.schema))
         if cached is None or cached[0] is not event.schema:
@@ -239,7 +248,7 @@ class CanalJsonDecoder(TableDecoder):
 
 
 def _moments(es: pa.Array) -> pa.Array:
-    """Returns the last TSO of each millisecond in ``es``; null if ``es`` is null or not a valid time."""
+    """Returns the last TSO of each millisecond in ``es``; null if the value is null or not a valid time."""
     sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
     times = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
     return pc.bit_wise_or(pc.shift_left(times, LOGICAL_BITS), LOGICAL)
@@ -252,8 +261,9 @@ def _large_messages(options: CodecOptions) -> LargeMessages:
 
 
 class _PlainMessages(LargeMessages):
-    """Large messages of a topic that is configured as uncompressed, because tables and DDL are found in plain
-    values.
+    """Reads large messages of a topic whose messages are not compressed, according to the config.
+
+    A compressed message is an error then, because tables and DDL are searched in the uncompressed bytes.
     """
 
     def plain(self, value: bytes) -> None:
@@ -270,7 +280,10 @@ class _PlainMessages(LargeMessages):
 
 
 def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
-    """Remove all columns except the key from a message's old rows. Any other value is returned unchanged."""
+    """Remove all columns except ``keys`` from the old rows in a message.
+
+    A value that is not a message with old rows is returned unchanged.
+    """
     try:
         parsed: Any = orjson.loads(value or b"")
         old = [{name: row[name] for name in row if fold_name(name) in keys} for row in parsed["old"]]
@@ -293,13 +306,13 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     renamed: Mapping[str, str] | None = None,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Build the decode plan of a table with these columns.
+    """Build the decode plan of a table with the columns of ``schema``.
 
     Args:
         schema: The table's current columns.
-        base: The target's current schema, to which columns are only added. A column that ``schema`` lacks was
-            dropped.
-        keys: Key columns from the config. None: the schema's handle key.
+        base: The target's current schema. The plan keeps its columns and adds new ones. A column that
+            ``schema`` lacks was dropped.
+        keys: Key columns from the config. If None, the key of ``schema`` is used.
         zero_date: Policy for impossible dates.
         ambiguous_time: Policy for local times that occur twice.
         time_zone: Time zone in which TIMESTAMP texts are read.
@@ -311,7 +324,8 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
     Raises:
         ConfigError: ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column's type cannot be combined with its type in ``base``, or the keys differ.
+        SchemaRefusedError: No type holds the values of a column's type and of its type in ``base``, or the
+            key differs from the one in ``base``.
     """
     shape = shape_of(
         schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
@@ -340,9 +354,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column]:
-    """Yields the columns with which rows are read: the columns of the schema, then renamed columns under
-    their old names.
-    """
+    """Yields the columns that rows may have: those of the schema, then renamed ones under their old names."""
     for column in shape.columns:
         yield _column(column)
     for old, new in renamed.items():
@@ -352,9 +364,9 @@ def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column
 
 
 def _column(column: TargetColumn) -> Column:
-    """Returns a column with which rows are read.
+    """Returns a column of the target as a column that rows may have.
 
-    Its earlier types are left out if they are read in the same way.
+    It has earlier types only if values of some earlier type are read differently.
     """
     types = [was.type for was in column.earlier]
     earlier = tuple(

@@ -1,8 +1,8 @@
 """Builds decode plans of debezium-avro tables from the schemas in the registry.
 
 The records are Debezium's (3.5.0.Final, with Confluent's or Apicurio's converters) or TiCDC's (b813e76). Key
-and value each have a Confluent header and an Avro record. Rows that the transform ExtractNewRecordState
-flattened and documents of MongoDB are bad records here.
+and value each consist of a Confluent header and an Avro record. Two kinds of records are bad records here:
+rows that the transform ExtractNewRecordState has flattened, and documents of MongoDB.
 """
 
 from __future__ import annotations
@@ -83,10 +83,12 @@ class DebeziumAvroDecoder(DebeziumDecoder):
     """Decodes the debezium-avro records of one table.
 
     Attributes:
-        uses_headers: True if some records have their schema ids in headers, or need another header.
+        uses_headers: True if record headers are needed: some records have their schema ids in headers, or the
+            header that marks a changed key is needed.
         schemas: The key and value schemas, by registry id.
-        control: Ids of value schemas whose records change no row. The keys of such records are not read.
-        added: Columns that only key records have.
+        control: Registry ids of value schemas whose records change no row, such as watermarks. The keys of
+            such records are not read.
+        added: Names of columns that exist only in the records' keys.
     """
 
     schemas: RegisteredSchemas = field(kw_only=True)
@@ -95,16 +97,16 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True, because no DDL is read. So only a later row shows that a column was dropped."""
+        """True: only rows without a column show that it was dropped, because no DDL is read."""
         return True
 
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
         return self.added & {member.name for member in changes.rows.schema.field("key").type}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose schema id is new or cannot be used.
+        """Returns the records that cannot be decoded, because their schema id is new or cannot be used.
 
-        Null values, and the keys of records that change no row, have no schema id to check.
+        The schema ids of null values, and of the keys of records that change no row, are not checked.
         """
         asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
         candidates = self.schemas.unplanned(records, first="value")
@@ -128,7 +130,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         return np.isin(schema_ids(records.column("value")), list(self.control))
 
     def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the records without unneeded headers, and with null keys for records that change no row."""
+        """Returns the records without unneeded headers. Records that change no row get null as their key."""
         records, control = without_headers(records), self._is_control(records)
         if not control.any():
             return records
@@ -147,11 +149,11 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
 
 class ValueSchema(NamedTuple):
-    """The facts that a value schema contains.
+    """The facts that the schema of a topic's values contains.
 
     Attributes:
-        kind: The kind of its records.
-        row: Schema of an envelope's before and after images; None for other kinds.
+        kind: The kind of the records with this schema. An envelope is a change of a row.
+        row: Schema of the row in an envelope, before and after the change; None for other kinds.
         is_ticdc: True if TiCDC wrote the records.
         connector: Name of the connector, from the source block's name
             (``io.debezium.connector.postgresql.Source``); empty if not known.
@@ -164,10 +166,10 @@ class ValueSchema(NamedTuple):
 
 
 def read_value_schema(text: str) -> ValueSchema:
-    """Parse the schema of values that are envelopes, or of records that change no row.
+    """Parse the schema of a topic's values: changes of rows (envelopes), or records that change no row.
 
     Raises:
-        SchemaMismatchError: A worker cannot read records with this schema, for the reason in the message.
+        SchemaMismatchError: A worker cannot read records with this schema. The message has the reason.
     """
     schema = _parsed(text)
     names = {member.name for member in schema.fields}
@@ -194,8 +196,9 @@ def read_value_schema(text: str) -> ValueSchema:
 
 
 def names_no_row(text: str) -> bool:
-    """Returns True if a schema's records change no row of a table: messages, watermarks, and their empty
-    keys.
+    """Returns True if records with this schema change no row.
+
+    Such records are messages, watermarks and DDL. Their keys have a schema without fields.
     """
     try:
         if not json.loads(text).get("fields"):
@@ -209,7 +212,10 @@ def _parsed(text: str) -> ConnectSchema:
     try:
         avro: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SchemaMismatchError(f"The writer's schema is not Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(
+            "The writer's schema is not Avro. Check that Debezium writes this topic. The error: "
+            f"{error!s:.200}"
+        ) from error
     schema = connect_schema_of_avro(avro)
     if schema.type != "struct":
         raise SchemaMismatchError(
@@ -240,34 +246,34 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Build the decode plan of a table from the texts of its writer schemas.
+    """Build the decode plan of a table from its writer schemas (the schemas with which records were written).
 
-    Pass every known schema of the subjects. If a writer's schema lacks a column, its rows get the column's
-    default if only later schemas have the column. They get null if an earlier schema had it.
+    Pass every known schema of the topic's subjects. If rows were written with a schema that lacks a column,
+    the column gets its default if only later schemas have it. It gets null if an earlier schema had it.
 
     Args:
         table: The table.
         key_schemas: Texts of the key schemas by registry id.
         value_schemas: Texts of the value schemas by registry id.
-        history: Registry ids in the order in which their schemas were in use. A schema that came back into
-            use is listed again. Other ids follow in ascending order.
+        history: Registry ids of value schemas in the order in which they were in use. A schema that came back
+            into use is listed again. Schemas whose ids are not listed follow in ascending order of their ids.
         first_rows: The first known rows of each value schema, by registry id.
         unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
-        base: The target's current schema, to which columns are only added.
-        definition: Column types from the config, which replace those of the schemas.
-        keys: Key columns that replace those of the key record.
+        base: The target's current schema. The plan keeps its columns and adds new ones.
+        definition: Column types from the config, which replace the types in the schemas.
+        keys: Names of the key columns from the config, which replace the columns of the records' keys.
         zero_date: Policy for impossible dates.
         time_zone: Time zone in which local times are read.
         modes: The connector's modes for values, such as ``decimal.handling.mode``.
         logs: True if the table keeps every change (``mode: append``). Then it needs no key.
         identity: The table's replica identity in the source database.
-        connector: The connector for the source database, or empty. If schemas do not name their connector, it
-            decides whether names that differ in case are different.
+        connector: The Debezium connector that fits the source database, or empty. If the schemas do not name
+            their connector, it decides whether column names that differ only in case are different columns.
         left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column has types in two schemas that cannot be combined.
+        SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
     options = CodecOptions(debezium=modes, time_zone=time_zone)
     needed = needed_definition(definition, left_out)
@@ -338,17 +344,17 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 @dataclass(frozen=True)
 class _Schemas:
-    """The facts from all key and value schemas, by registry id.
+    """The facts from all key and value schemas of a topic.
 
     Attributes:
-        keys: Columns of the key schemas.
-        rows: Columns of the value schemas whose records are rows.
-        key_refused: Reasons why key schemas cannot be used.
-        value_refused: Reasons why value schemas cannot be used.
-        control: Ids of value schemas whose records change no row.
+        keys: Columns of each key schema, by registry id.
+        rows: Columns of each value schema whose records are rows, by registry id.
+        key_refused: Reason for each key schema that cannot be used, by registry id.
+        value_refused: Reason for each value schema that cannot be used, by registry id.
+        control: Registry ids of value schemas whose records change no row.
         is_ticdc: True if TiCDC wrote the records.
         connector: Name of the connector; empty if not known.
-        key_only: Names of columns that only key records have.
+        key_only: Names of columns that exist only in the records' keys.
     """
 
     keys: dict[int, tuple[Column, ...]]
@@ -404,8 +410,9 @@ class _Schemas:
 def _key_only(
     keys: Mapping[int, Sequence[Column]], rows: Mapping[int, Sequence[Column]]
 ) -> tuple[Column, ...]:
-    """Returns the columns that only key records have, and that the codec adds to rows
-    (``ByLogicalTableRouter``).
+    """Returns the columns that exist only in the records' keys. The codec adds them to the rows.
+
+    The transform ``ByLogicalTableRouter`` adds such columns to the keys.
     """
     there = {column.name for columns in rows.values() for column in columns}
     key_columns = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}

@@ -82,10 +82,10 @@ _UNSENT_KEY: Final = (
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """Known facts, other than from records, about the columns that Postgres sends for a deleted row.
+    """Facts about the columns that Postgres sends for a deleted row. They come from config and database.
 
     Attributes:
-        stated: True if the config has the table's key.
+        stated: True if the config names the table's key columns.
         primary: The primary key columns in the config's definition.
         identity: The table's replica identity in the source database; None if not known.
     """
@@ -101,18 +101,15 @@ class KeyFacts:
         definition: TableSchema | None = None,
         identity: ReplicaIdentity | None = None,
     ) -> KeyFacts:
-        """Build the facts of a table from the config's ``keys`` and ``definition``, and the replica
-        identity.
-        """
+        """Create the facts of a table from the config (``keys``, ``definition``) and its replica identity."""
         columns = definition.columns if definition is not None else ()
         primary = frozenset(column.name for column in columns if column.primary_key)
         return cls(keys is not None, primary, identity)
 
     def are_sent(self, keys: Collection[str]) -> bool | None:
-        """Returns True if Postgres sends all columns of a key for deleted rows, and False if it does not send
-        one.
+        """Returns True if Postgres sends all columns of a key for deleted rows, False if one is not sent.
 
-        Returns None if this is not known. Then only the old row of a delete may show it.
+        Returns None if this is not known. Then only the old row in a delete's record may show it.
 
         Primary key columns are sent with ``REPLICA IDENTITY DEFAULT`` and with ``FULL``. For other columns
         ``FULL`` proves nothing, because it may have been set after the record was written: if a delete was
@@ -132,7 +129,7 @@ class KeyFacts:
         return named <= identity.sent
 
     def confirm(self, keys: Collection[str]) -> bool:
-        """Returns True if Postgres is known to send all columns of a key now, and so for later deletes."""
+        """Returns True if Postgres sends all columns of a key for deletes from now on, as far as is known."""
         is_full = self.identity is not None and self.identity.is_full
         return is_full or bool(self.are_sent(keys))
 
@@ -146,13 +143,13 @@ class DebeziumDecoder(TableDecoder):
 
     Attributes:
         definition: The column types in the config, or None.
-        tells_old_keys: True if an update's old row may have another key. Debezium's connectors write a
-            changed key as a delete and an insert.
-        row_keys: The key columns in lower case; None: those of the key records.
+        tells_old_keys: True if an update's old row may have another key than its new row. False for
+            Debezium's connectors, which write a changed key as a delete and an insert.
+        row_keys: Names of the key columns in lower case. If None, they are the columns of the records' keys.
         is_ticdc: True if TiCDC wrote some of the records.
         key_facts: Facts about the key columns that Postgres sends for deleted rows.
-        uses_headers: True if record headers are needed, for example the header that marks an insert after a
-            changed key, which may have a placeholder for a geometry.
+        uses_headers: True if record headers are needed. For example, a header marks an insert after a changed
+            key, which may have a placeholder for a geometry.
     """
 
     table: TableId
@@ -168,10 +165,10 @@ class DebeziumDecoder(TableDecoder):
     @property
     @abstractmethod
     def _codec(self) -> DebeziumCodec:
-        """The row codec. It has caches, so each process opens its own."""
+        """The row codec (the decoder of single records). It has caches, so each process opens its own."""
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the event of one record, decoded by the row codec."""
+        """Decode one record with the row codec (the decoder of single records), and return its event."""
         return self._noting(self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
@@ -183,9 +180,9 @@ class DebeziumDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Returns the events unchanged.
+        """Record deletes whose key columns may not have been sent, for ``warnings``.
 
-        Deletes whose key columns may not have been sent are noted for ``warnings``.
+        Returns the events unchanged.
         """
         for event in events if self.warns else ():
             uncertain = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
@@ -196,11 +193,14 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def warns(self) -> bool:
-        """True if deletes may have key columns that were not sent, which is a warning."""
+        """True if ``warnings`` may return warnings, because key columns of deletes may not have been sent."""
         return not (self.key_facts.stated or self.is_ticdc)
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each delete that is applied although a key column may not have been sent."""
+        """Returns a warning for each delete that is applied although a key column may not have been sent.
+
+        It is null for other changes.
+        """
         if not self._row_warnings:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -215,12 +215,12 @@ class DebeziumDecoder(TableDecoder):
 
     @cached_property
     def _row_warnings(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
-        """The key columns of deletes that may not have been sent, by topic, partition and offset."""
+        """The key columns that may not have been sent, by topic, partition and offset of the delete."""
         return {}
 
     @property
     def values(self) -> ValueOptions:
-        """Policy for zero dates, the time zone, and the table's key."""
+        """The policy for zero dates, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.options.time_zone, self.row_keys)
 
     @property
@@ -229,11 +229,11 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def old_keys(self) -> bool:
-        """True if an update's old row has its own key."""
+        """True if an update's old row may have another key than its new row."""
         return self.tells_old_keys
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """Returns the function that converts a database value of a column to the value that records have."""
+        """Returns a function that converts a column's value in the database to its value in records."""
         modes, bare = self.options.debezium, self.is_bare
         return recorded_value(stored, column_type, modes, is_ticdc=self.is_ticdc, bare=bare)
 
@@ -244,29 +244,33 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def has_generated_columns(self) -> bool:
-        """True if records have schemas: they contain the values of generated columns in their schema.
+        """True if records contain the values of the generated columns that are listed.
 
-        A definition may list generated columns that are not sent.
+        Records with a schema contain all columns of the schema. If records have no schema, a definition may
+        list generated columns that are not sent.
         """
         return not self.is_bare
 
     @property
     def has_virtual_columns(self) -> bool:
-        """True if records have values of virtual columns.
+        """True if records contain the values of virtual columns.
 
-        TiCDC lists virtual columns, but omits their values.
+        TiCDC lists virtual columns in the schema, but omits their values.
         """
         return not self.is_ticdc
 
     @abstractmethod
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        """Returns the columns that only the keys of these changes have (``ByLogicalTableRouter``)."""
+        """Returns the columns that exist only in the keys of these changes.
+
+        The transform ``ByLogicalTableRouter`` adds such columns to the keys.
+        """
 
     def holds(self, changes: ChangeTable) -> bool:
         """Returns True if the changes belong to this table.
 
-        If a transform routes several tables into the topic, a field that only the keys have separates their
-        rows.
+        If a transform routes several tables into the topic, their changes count as changes of this table if
+        its key has a column that exists only in the records' keys, which separates the tables' rows.
         """
         key = changes.rows.schema.field("key").type
         names = (ROUTED, *self.key_only(changes))
@@ -274,8 +278,9 @@ class DebeziumDecoder(TableDecoder):
         return not apart.isdisjoint(self.row_keys or ()) or super().holds(changes)
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the number and the error of each delete whose key may have a placeholder for a value that
-        was not sent.
+        """Yields an error for each delete whose key may have a placeholder for a value that was not sent.
+
+        The error comes with the number of the delete's row in ``changes``.
         """
         key, names = self._key_names(changes)
         are_sent = self.key_facts.are_sent(names)
@@ -292,7 +297,7 @@ class DebeziumDecoder(TableDecoder):
             yield number, UnnamedRowError(reason.format(", ".join(key)))
 
     def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
-        """Returns the columns of the changes' key, and those of them that rows have too."""
+        """Returns the names of the key's columns, and the names of those that the rows have too."""
         key, added = [member.name for member in changes.rows.schema.field("key").type], self.key_only(changes)
         return key, [name for name in key if name not in added]
 
@@ -310,7 +315,7 @@ class DebeziumDecoder(TableDecoder):
         )
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """Returns the old rows of changes, and the columns that the source did not send of each.
+        """Returns the old rows of changes, and for each old row the columns that the source did not send.
 
         An old row is null if the source sent only its key.
         """
@@ -331,25 +336,29 @@ class DebeziumDecoder(TableDecoder):
 
 
 def _listed(unsent: pa.ListArray, names: Collection[str]) -> npt.NDArray[np.int64]:
-    """Returns, for each old row, how many of the columns ``names`` the source did not send."""
+    """Returns one number per old row: how many of the columns ``names`` the source did not send.
+
+    ``unsent``: the columns that were not sent, per old row.
+    """
     among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
     rows = pc.list_parent_indices(unsent).filter(among)
     return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
 def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
-    """Returns True if the header that marks a changed key is needed, because an insert may have a placeholder
-    geometry.
+    """Returns True if the decoder needs the record header that marks an insert after a changed key.
 
-    ``lists``: the columns of each writer. ``connector``: name of the connector; empty if not known.
+    Such an insert of Postgres' connector may have a placeholder for a geometry. ``lists``: the columns of
+    each schema with which records were written. ``connector``: name of the connector; empty if not known.
     """
     return connector in (POSTGRES, "") and any(map(has_required_shapes, lists))
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Remove all record headers, except the header that marks a changed key, which few records have.
+    """Remove all headers from the records, except the header that marks a changed key.
 
-    No other header is needed, because it is known for the whole topic whether a null value is a delete.
+    Few records have it. Other headers are not needed: some show if a null value is a delete, but this is
+    known for the whole topic.
     """
     if "headers" not in records.schema.names:
         return records

@@ -1,10 +1,11 @@
 """Builds decode plans of debezium-json tables from schemas in records, a definition, and the columns of rows.
 
 The records are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). Schemas
-are not in a registry, so the plan has the schemas of earlier records. A record with another schema is
-reported as unplanned, with its writer's columns. A column whose type is neither in a schema, nor in a
-definition, nor in the source database is text in the plan. The caller decides whether such columns are
-allowed (``untyped_refusal``).
+are not in a registry, so the decode plan has the schemas of the records that were read so far. Such a schema,
+with the columns of its rows, is called a writer here. If a record has a new schema, the task that decodes it
+reports the writer, and a new plan is built. A column whose type is neither in a schema, nor in a definition,
+nor in the source database is text in the plan. The caller decides whether such columns are allowed
+(``untyped_refusal``).
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ _MOST_SCHEMAS: Final = 1024
 
 
 class Place(NamedTuple):
-    """The location of the first record with a writer's schema.
+    """The location of the first record that has a given schema.
 
-    ``timestamp``: Kafka's, in ms, or None if not known.
+    ``timestamp``: the record's Kafka timestamp in ms since 1970, or None if not known.
     """
 
     timestamp: int | None
@@ -98,17 +99,17 @@ _NOWHERE: Final = Place(None, 0, 0)
 
 @dataclass(frozen=True)
 class JsonWriter:
-    """The columns of rows that have the same writer's schema.
+    """A writer: the schema of records, as the columns of their rows.
 
     Attributes:
-        columns: The columns, and for each whether its type was guessed from a value.
+        columns: The columns of the rows. Each one has a flag that its type was guessed from a value.
         keys: Names of the key columns.
         bare: True if the rows have no schema. Then columns differ from row to row, and a delete may have only
             its key.
-        flattened: True if the transform ExtractNewRecordState made the rows.
+        flattened: True if the transform ExtractNewRecordState has flattened the rows.
         is_ticdc: True if TiCDC wrote the rows.
         connector: Name of the connector in the source block; empty if not known.
-        place: Location of the first record.
+        place: Location of the first record with this schema.
         source: The smallest source position of the first rows, or None if not known.
     """
 
@@ -123,7 +124,7 @@ class JsonWriter:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Identifies the schema. All writers with the same columns have the same identity."""
+        """A value that identifies the writer. Writers with the same columns have the same identity."""
         return tuple(sorted(column.text for column in self.columns))
 
     @property
@@ -146,7 +147,7 @@ def writer_of(text: str) -> JsonWriter:
 
 
 def first_writer(row: FirstRow) -> JsonWriter:
-    """Returns the writer of a row, which is the first row that was read with this schema."""
+    """Create the writer for a row. The row must be the first one that was read with its schema."""
     message = row.message
     place = Place(message.timestamp, message.offset, message.partition)
     return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, row.connector, place)
@@ -154,17 +155,17 @@ def first_writer(row: FirstRow) -> JsonWriter:
 
 @dataclass(frozen=True)
 class Writers:
-    """The known writers of a topic.
+    """The known writers (schemas of records) of a topic.
 
     Attributes:
         with_schema: Writers with a schema, oldest first.
         reported: Columns of all rows without a schema, by name.
-        reported_keys: Key columns of rows without a schema.
-        reported_later: Columns of rows without a schema that appeared after the first plan was built.
+        reported_keys: Names of the key columns of rows without a schema.
+        reported_later: Names of the columns in ``reported`` that appeared after the first plan was built.
         reported_ticdc: True if TiCDC wrote rows without a schema.
-        flattened: True if the transform ExtractNewRecordState made some rows.
+        flattened: True if the transform ExtractNewRecordState has flattened some rows.
         connector: The connector of the newest writer whose source block was read; empty if not known.
-        newest: Identity of the writer in use. None: the last one in ``with_schema``.
+        newest: Identity of the writer that is in use now. If None, it is the last one in ``with_schema``.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -183,7 +184,7 @@ class Writers:
         return next(writers, self.with_schema[-1])
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """Returns the writers with new writers added. ``later``: True if the first plan was already built."""
+        """Returns a copy with the writers ``new`` added. ``later``: True if a plan was already built."""
         writers, by_identity = self, {writer.identity: writer for writer in self.with_schema}
         for writer in sorted(new, key=_age):
             if writer.bare:
@@ -215,7 +216,7 @@ def _age(writer: JsonWriter) -> tuple[bool, int, int, int]:
 
 
 def _joined(previous: JsonWriter | None, writer: JsonWriter) -> JsonWriter:
-    """Combine two descriptions of the same writer's schema."""
+    """Combine two writers with the same columns into one, with the location of the earlier first record."""
     if previous is None:
         return writer
     return replace(
@@ -230,7 +231,7 @@ def _joined(previous: JsonWriter | None, writer: JsonWriter) -> JsonWriter:
 
 @dataclass(frozen=True)
 class DroppedByColumns(DroppedByWriter[frozenset[str]]):
-    """Finds dropped columns by comparing the columns of writers' schemas."""
+    """Finds dropped columns by comparing the columns of the writers (schemas of records)."""
 
     def _writer(self, changes: ChangeTable) -> frozenset[str]:
         return _names(changes.schema.columns, self.fold)
@@ -246,10 +247,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     Attributes:
         shape: The table's known columns in the target.
-        unread: Columns that the target does not have, so that their values are not converted.
-        known: Identities of the known writers with a schema.
-        keyed: True if rows with a schema have keys.
-        knows_newest: True if the schema of the newest writer is known.
+        unread: Names of columns whose values are not converted, because the target does not have the columns.
+        known: Identities of the writers (schemas of records) that the plan covers.
+        keyed: True if records with a schema have keys.
+        knows_newest: True if the newest schema is known: all rows so far have schemas, and the config has no
+            definition of the table.
     """
 
     shape: TargetSchema = field(kw_only=True)
@@ -270,13 +272,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """True, because timestamps decide which of two writers is older."""
+        """True, because Kafka timestamps decide which of two schemas is older."""
         return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
-        """Returns the writer of these changes as text if the plan does not cover it; otherwise nothing.
+        """Returns the writer (schema) of these changes as text, if the plan does not cover it; else nothing.
 
-        The plan does not cover a writer if its schema or one of its columns is new.
+        The plan does not cover a writer if its schema is new, or if the plan lacks one of its columns or has
+        it with a type that cannot hold the values.
         """
         facts = self._codec.facts_of(changes.schema)
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
@@ -301,10 +304,10 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return self._codec.facts_of(changes.schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """Returns the function that converts a database value of a column to the value that records have.
+        """Returns a function that converts a column's value in the database to its value in records.
 
         Raises:
-            ConfigError: The column's type is not known, so the form of its values in records is not known.
+            ConfigError: The column's type in records is not known, so the form of its values is not known.
         """
         defined = self.definition is not None and stored.name in self.definition.by_name
         if not (self.known or defined):
@@ -313,21 +316,21 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def is_bare(self) -> bool:
-        """True if no writer with a schema is known, so all rows have no schema."""
+        """True if no record with a schema was read so far."""
         return not self.known
 
     @property
     def tells_dropped(self) -> bool:
-        """True if a row without a column shows that the column was dropped, because the newest schema is
-        known.
+        """True if a row that lacks a column shows that the column was dropped.
 
-        A record without a schema may lack a column that still exists.
+        This is the case if all records have schemas and the config has no definition of the table. A record
+        without a schema may lack a column that still exists.
         """
         return self.knows_newest
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True, because no DDL is read. So only a later row shows that a column was dropped."""
+        """True: only rows without a column show that it was dropped, because no DDL is read."""
         return True
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
@@ -343,8 +346,9 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return None
 
     def _looked_up(self, schema: TableSchema) -> tuple[tuple[str, ...], bool]:
-        """Returns the identity of a schema's writer, and True if the plan has all its columns with sufficient
-        types.
+        """Returns the identity of a schema's writer, and True if the decode plan covers the columns.
+
+        It covers them if it has all columns of the schema, with types that hold their values.
         """
         cached = self._schemas.get(id(schema))
         if cached is None or cached[0] is not schema:
@@ -359,7 +363,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return cached[1], cached[2]
 
     def _holds(self, schema: TableSchema) -> bool:
-        """Returns True if the plan has all columns of a schema with types that hold their values."""
+        """Returns True if the decode plan has all columns of a schema, with types that hold their values."""
         shape, names = self.shape, _names(schema.columns, self.shape.fold)
         keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
@@ -377,7 +381,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
     def _first_place(self, changes: ChangeTable) -> Place:
-        """Returns the location of the earliest of these changes."""
+        """Returns the location of the record with the earliest of these changes."""
         rows = changes.rows.select(["record", "offset", "partition"])
         times = self._batch["timestamp"]
         locations = pa.table(
@@ -435,30 +439,30 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Build the decode plan of a table from the writers of its records so far.
+    """Build the decode plan of a table from the writers (schemas of records) that are known so far.
 
-    If a writer's schema lacks a column, its rows get the column's default if only later schemas have the
-    column. They get null if an earlier schema had it.
+    If rows were written with a schema that lacks a column, the column gets its default if only later schemas
+    have it. It gets null if an earlier schema had it.
 
     Args:
         table: The table.
         writers: The known writers of the topic.
-        base: The target's current schema, to which columns are only added.
-        definition: Column types from the config, which replace those of the records.
-        stored: Columns in the source database, for columns without any other type.
-        keys: Key columns that replace those of the key record.
+        base: The target's current schema. The plan keeps its columns and adds new ones.
+        definition: Column types from the config, which replace the types in records.
+        stored: Columns in the source database. Their types are used if a column has no other type.
+        keys: Names of the key columns from the config, which replace the columns of the records' keys.
         zero_date: Policy for impossible dates.
         time_zone: Time zone in which local times are read.
         options: Options of the codec.
         logs: True if the table keeps every change (``mode: append``). Then it needs no key.
         identity: The table's replica identity in the source database.
-        connector: The connector for the source database, or empty. If records do not name their connector, it
-            decides whether names that differ in case are different.
+        connector: The Debezium connector that fits the source database, or empty. If records do not name
+            their connector, it decides whether column names that differ only in case are different columns.
         left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column has types in two schemas that cannot be combined.
+        SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
     named = keys or (base.keys if base else None) or _key_names(writers, definition)
     types = joined_types(definition, stored)
@@ -524,8 +528,10 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, ...]:
-    """Returns the key columns: of records with a schema, else of records without one, else of the
-    definition.
+    """Returns the names of the key columns.
+
+    They are the keys of records with a schema. If there are none, the keys of records without a schema, and
+    finally the key of the definition.
     """
     for writer in writers.with_schema:
         if writer.keys:
@@ -536,9 +542,9 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
 
 
 def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
-    """Returns the columns of all schemas together. If several schemas have a column, the first one is used.
+    """Returns the columns of all schemas together. The first schema that has a column decides its type.
 
-    Returns None without any schema.
+    Returns None if all arguments are None.
     """
     given = [schema for schema in schemas if schema is not None]
     columns = {column.name: column for schema in reversed(given) for column in schema.columns}
@@ -548,10 +554,10 @@ def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
 def untyped_columns(
     writers: Writers, types: TableSchema | None, left_out: LeftOut = needs_all
 ) -> tuple[str, ...]:
-    """Returns the columns of rows without a schema whose types are in neither ``types`` nor a writer's
-    schema.
+    """Returns the columns of rows without a schema whose types are unknown.
 
-    Columns that the target does not have (``left_out``) need no type, unless they belong to the key.
+    Their types are neither in ``types`` nor in a schema of other records. Columns that the target does not
+    have (``left_out``) are not returned, because they need no type, unless they belong to the key.
     """
     typed = typed_names(writers) | (types.by_name.keys() if types is not None else set())
     names = [name for name, inferred in writers.reported.items() if inferred.guessed and name not in typed]
@@ -560,14 +566,14 @@ def untyped_columns(
 
 
 def typed_names(writers: Writers) -> frozenset[str]:
-    """Returns the columns that at least one writer's schema has."""
+    """Returns the names of the columns that have a type in the schema of some record."""
     return frozenset(reported.column.name for writer in writers.with_schema for reported in writer.columns)
 
 
 def untyped_refusal(
     topic: str, table: TableId, names: Sequence[str], *, asked: bool, is_ticdc: bool = False
 ) -> ConfigError:
-    """Returns the error for columns without a type, because of which a table waits.
+    """Returns the error for a table that waits, because the types of the columns ``names`` are unknown.
 
     ``asked``: True if the source database was queried too. ``is_ticdc``: True if TiCDC writes the topic.
     """
@@ -584,9 +590,7 @@ def untyped_refusal(
 def _column_lists(
     table: TableId, writers: Writers, definition: TableSchema | None, types: TableSchema | None
 ) -> list[tuple[Column, ...]]:
-    """Returns the columns of each writer with a schema, oldest first, then the columns of rows without a
-    schema.
-    """
+    """Returns the columns of each writer with a schema, oldest first, then those of rows without a schema."""
     defined = types.by_name if types is not None else {}
     lists, typed = [writer.columns for writer in writers.with_schema], typed_names(writers)
     columns = [
@@ -609,7 +613,10 @@ def _column_lists(
 
 
 def _doubted(shape: TargetSchema, later: Container[str]) -> TargetSchema:
-    """Mark the columns that rows without a schema had later: each of them may be a renamed other column."""
+    """Mark the columns ``later`` as possibly renamed: each one may be a new name of any other column.
+
+    They are columns of rows without a schema that appeared after the first plan was built.
+    """
     columns = (
         replace(c, instead_of=frozenset(shape.by_name) - {shape.fold(c.name)}) if c.name in later else c
         for c in shape.columns
@@ -618,7 +625,10 @@ def _doubted(shape: TargetSchema, later: Container[str]) -> TargetSchema:
 
 
 def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
-    """Returns what is known about columns that writers lack, with the first row of each writer."""
+    """Create the object that decides the values of columns that a row's writer (schema) lacks.
+
+    It compares the columns of the writers and the first row of each writer.
+    """
     names = [_names((reported.column for reported in writer.columns), fold) for writer in writers.with_schema]
     columns = {name_set: name_set for name_set in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
@@ -640,7 +650,10 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
 
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
-    """Returns True if a later writer's rows have lower positions, so that two servers wrote them."""
+    """Returns True if a later writer's first rows have lower source positions than an earlier writer's.
+
+    Then two servers wrote the positions, and they cannot be compared.
+    """
     placed = [writer for writer in writers if writer.place != _NOWHERE and writer.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)
@@ -650,8 +663,9 @@ def _started_again(writers: Sequence[JsonWriter]) -> bool:
 
 
 def _is_earlier(one: Place, other: Place) -> bool:
-    """Returns True if ``one`` is earlier than ``other``: by offset in one partition, otherwise by Kafka's
-    timestamps.
+    """Returns True if the record at ``one`` is earlier than the record at ``other``.
+
+    In the same partition, the offset decides; otherwise the Kafka timestamp.
     """
     if one.partition == other.partition:
         return one.offset < other.offset
@@ -668,9 +682,9 @@ def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
 
 
 def _gone(shape: TargetSchema, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
-    """Returns the columns, in lower case, that the target has but the newest writer's schema does not.
+    """Returns the names of the target's columns, in lower case, that the newest schema does not have.
 
-    Returns nothing for rows without a schema, because their columns are not known before they are read.
+    Returns nothing if the newest schema is not known, because some rows have no schema.
     """
     if not _knows_newest(writers, definition):
         return frozenset()

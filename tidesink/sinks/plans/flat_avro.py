@@ -1,7 +1,7 @@
 """Builds decode plans of flat-avro tables from the schemas in the registry.
 
-TiCDC's subjects follow TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records with AWS Glue's header are
-bad records, because schemas are requested by Confluent's ids.
+TiCDC names its subjects by TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records with AWS Glue's header
+are bad records, because schemas are requested by the ids in Confluent's header.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FlatAvroDecoder(TableDecoder):
         time_zone: Time zone in which TIMESTAMP texts are read.
         zero_date: Policy for impossible dates.
         checksum: Handling of rows that do not match their checksum.
-        keys: The key columns in lower case; None: those of the key records.
+        keys: Names of the key columns in lower case. If None, they are the columns of the records' keys.
         ambiguous_time: Policy for local times that occur twice.
         uses_headers: True if some records have their schema ids in headers.
     """
@@ -71,7 +71,7 @@ class FlatAvroDecoder(TableDecoder):
     uses_headers: bool = False
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose schema id is new or cannot be used."""
+        """Returns the records that cannot be decoded, because their schema id is new or cannot be used."""
         return tuple(named_unplanned(records, self.schemas.unplanned(records)))
 
     def schema_id(self, part: bytes | None) -> int | None:
@@ -87,8 +87,9 @@ class FlatAvroDecoder(TableDecoder):
         return replace(batch, faults=tuple(named_faults(records, batch.faults, "flat-avro")))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each row that is applied although it does not match its checksum; null for
-        other rows.
+        """Returns a warning for each row that is applied although it does not match its checksum.
+
+        It is null for other rows.
         """
         if not self._row_warnings:
             return None
@@ -98,22 +99,22 @@ class FlatAvroDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """Policies for dates and times, the time zone, and the table's key."""
+        """The policies for impossible dates and ambiguous times, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True, because no DDL is read. So only a later row shows that a column was dropped."""
+        """True: only rows without a column show that it was dropped, because no DDL is read."""
         return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
-        """Watermarks, because the columnar step decodes them too."""
+        """The events, besides rows, that the columnar decoder decodes: watermarks."""
         return (WatermarkEvent,)
 
     @property
     def warns(self) -> bool:
-        """True if rows are compared with their checksums, because a mismatch may be a warning."""
+        """True if ``warnings`` may return warnings, because rows are compared with their checksums."""
         return self._sums
 
     @cached_property
@@ -135,7 +136,7 @@ class FlatAvroDecoder(TableDecoder):
         return {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the event of one record, decoded by the row codec.
+        """Decode one record with the row codec (the decoder of single records), and return its event.
 
         Raises:
             ChecksumError: The row does not match its checksum, and such rows are rejected.
@@ -168,33 +169,33 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Build the decode plan of a table from the texts of its writer schemas.
+    """Build the decode plan of a table from its writer schemas (the schemas with which records were written).
 
-    Pass every known schema of the subjects, not only those of a batch. If a writer's schema lacks a column,
-    its rows get the column's default if only later schemas have the column. They get null if an earlier
-    schema had it, because the column was dropped.
+    Pass every known schema of the topic's subjects, not only those of a batch. If rows were written with a
+    schema that lacks a column, the column gets its default if only later schemas have it. It gets null if an
+    earlier schema had it, because it was dropped.
 
     Args:
         table: The table.
         key_schemas: Texts of the key schemas by registry id.
         value_schemas: Texts of the value schemas by registry id.
-        history: Registry ids in the order in which their schemas were in use. A schema that came back into
-            use is listed again. Other ids follow in ascending order.
+        history: Registry ids of value schemas in the order in which they were in use. A schema that came back
+            into use is listed again. Schemas whose ids are not listed follow in ascending order of their ids.
         first_rows: The first known rows of each value schema, by registry id.
         unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
-        base: The target's current schema, to which columns are only added.
-        keys: Key columns that replace those of the key record.
+        base: The target's current schema. The plan keeps its columns and adds new ones.
+        keys: Names of the key columns from the config, which replace the columns of the records' keys.
         zero_date: Policy for impossible dates.
         ambiguous_time: Policy for local times that occur twice.
         time_zone: Time zone of TIMESTAMP texts, also for checksums.
-        checksum: Handling of rows that do not match their checksum: ``warn`` adds a ``_reason``, ``reject``
-            makes them bad records.
+        checksum: Handling of rows that do not match their checksum: ``warn`` applies them with a reason in
+            the column ``_reason``, ``reject`` makes them bad records.
         logs: True if the table keeps every change (``mode: append``). Then it needs no key.
         left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column has types in two schemas that cannot be combined.
+        SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
     key_read, key_refused = _read_schemas(key_schemas)
     value_read, value_refused = _read_schemas(value_schemas)
@@ -239,7 +240,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def lacks_checksums(value_schemas: Iterable[str]) -> bool:
-    """Returns True if the table has schemas, but no schema has a checksum."""
+    """Returns True if none of the value schemas has a checksum field; False if there are no schemas."""
     texts = list(value_schemas)
     return bool(texts) and not any(CHECKSUM in text for text in texts)
 
@@ -278,9 +279,10 @@ def _key_names(
 def _of_other_keys(
     schemas: dict[int, WriterRecord], named: tuple[str, ...]
 ) -> tuple[dict[int, WriterRecord], dict[int, str]]:
-    """Divide key schemas into those with the key columns ``named``, and reasons against all others.
+    """Divide key schemas into those with exactly the key columns ``named``, and the others.
 
-    Rows with a different key cannot be merged with the table's rows.
+    Records with one of the others are bad records, because their rows cannot be merged with the table's rows.
+    The second result has the reason for each of them, by registry id.
     """
     folded = {fold_name(name) for name in named}
     same, others = {}, {}

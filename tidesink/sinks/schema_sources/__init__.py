@@ -1,1 +1,1 @@
-"""Sources of a table's columns and types in the driver, with one module per protocol."""
+"""Finds the columns and types of a table, in the Spark driver, with one module per protocol."""

@@ -1,9 +1,14 @@
-"""The column types of canal-json tables. Messages have only type names, so types have several sources.
+"""The column types of canal-json tables, which come from several sources, as messages have only type names.
 
-A column's type comes from the first of these sources that has it: the definition in the config; the topic's
-own CREATE and ALTER events, which are read ahead to the end of partition 0 and compared with the time of each
-row; the type names in rows (``mysqlType``); the source database (``database_types``), if a type name lacks
-digits or a length. A column without a type is text, with a warning.
+A column's type comes from the first of these sources that has it:
+
+- the definition in the config;
+- the CREATE and ALTER events of the topic. They are read ahead to the end of partition 0. The time of each
+  row decides which of them apply to it;
+- the type names in rows (``mysqlType``), completed by the source database (``database_types``) if a type name
+  lacks digits or a length.
+
+A column without a type is text, with a warning.
 """
 
 from __future__ import annotations
@@ -83,9 +88,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings: columns that are stored in another type than the nearest one, and DDL that was not
-        understood.
-        """
+        """Warnings about the table's columns and key, such as columns without a type, and about its DDL."""
         texts = [
             f"Column {name}: its type is unknown, so it is stored as text. Add a definition of the table "
             f"under tables."
@@ -100,14 +103,14 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _is_unreported(self) -> bool:
-        """True if the table is known only from its rows: neither a definition nor DDL defines it."""
+        """True if the table is known only from its rows, because neither a definition nor DDL defines it."""
         return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's DDL and build the decode plan. If no DDL defines the table, its first rows are
-        read.
+        """Read the topic's DDL and build the decode plan.
 
-        DDL from before the table's start defines columns, but changes none of the table's rows.
+        If no DDL defines the table, its first rows are read. DDL from before the table's start (setting
+        ``start``) defines columns, but does not change rows of the table.
         """
         self._starts = starts
         self._ddl.recall(topic_offsets)
@@ -120,8 +123,9 @@ class CanalJsonDecoding(PlannedDecoding):
         self._make()
 
     def _look_elsewhere(self, topic_offsets: TopicOffsets) -> None:
-        """Find the columns of a table without DDL: in its rows, or in the source database if it has no rows
-        yet.
+        """Find the columns of a table that no DDL defines.
+
+        They are in the table's rows, or in the source database if the topic has no row of the table.
         """
         database = self._context.config.source.database
         if database is None or self._table not in self._tables.unmet:
@@ -130,7 +134,7 @@ class CanalJsonDecoding(PlannedDecoding):
             self._ddl.define(topic_offsets, statement)
 
     def _peek(self, topic_offsets: TopicOffsets) -> None:
-        """Read parts of the topic that double in size, until one has a row of the table."""
+        """Read parts of the topic, each larger than the one before, until a part has a row of the table."""
         parts = self._of_table(topic_offsets).partitions
         everything = [OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()]
         for part in growing_parts(everything, _PEEKED_RECORDS):
@@ -140,21 +144,19 @@ class CanalJsonDecoding(PlannedDecoding):
             self._read_words(part)
 
     def _ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
-        """Returns the topic's current end offsets.
+        """Look up the topic's current end offsets again.
 
-        Brokers report the end of each partition separately. So a DDL event may be written after the end of
-        partition 0 was requested, and a row that needs this DDL before the end of its own partition was
-        requested.
+        Brokers report the end of each partition at a different time. So earlier end offsets may include a
+        row, but not the DDL event in partition 0 that the row needs.
         """
         return self._context.topics.ends_now(topic_offsets)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
-        """Read DDL that may precede rows of the ranges, if the rows themselves cannot show that it is
-        missing.
+        """Read DDL that may precede rows of the ranges, if the rows would not show that it is missing.
 
-        A row in another partition may be read before an earlier DDL event in partition 0. If the row has
-        other columns or types, its task reports it, and the DDL is read then. But a row does not show that
-        the members of an ENUM or SET changed, or that the table was emptied before the row.
+        A row in another partition may be read before an earlier DDL event in partition 0. If the row then has
+        unknown columns or types, the task that decodes it reports that, and the DDL is read then. But a row
+        does not show that the members of an ENUM or SET changed, or that the table was emptied before.
         """
         others = (part.records for part in ranges or () if part.partition != DDL_PARTITION)
         beyond = ranges is None or any(others)
@@ -163,7 +165,10 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _follows_rows(self) -> bool:
-        """True if the target applies DDL that changes rows (such as TRUNCATE), or waits for it."""
+        """True if DDL that changes rows, such as TRUNCATE, affects the table in the target.
+
+        It does not if the target stores no rows, or with ``mode: append``.
+        """
         return "rows" in self._context.config.target.features and self._settings.mode != "append"
 
     def _numbers_members(self) -> bool:
@@ -171,14 +176,17 @@ class CanalJsonDecoding(PlannedDecoding):
         return any(column.type.members is not None for column in columns)
 
     def row_ddl(self) -> tuple[RowDdl, ...]:
-        """Returns the DDL that was read so far and changes rows of the table, from the table's start on."""
+        """Returns the DDL that changes rows of the table, from the table's start (setting ``start``) on.
+
+        Only DDL that was read so far is returned.
+        """
         begin = self._starts.get(DDL_PARTITION, 0)
         return tuple(event for event in self._ddl.row_ddl(self._table) if event.offset >= begin)
 
     def reported(self) -> SourceColumns | None:
-        """Returns the table's columns by the topic's DDL.
+        """Returns the table's columns, and its dropped and renamed ones, according to the topic's DDL.
 
-        Returns None without DDL, or if the config has a definition.
+        Returns None if the topic has no DDL of the table, or if the config has a definition.
         """
         topic_table = self._ddl.reported(self._table)
         if self._declared is not None or topic_table is None:
@@ -203,7 +211,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Build a new decode plan if the renamed columns changed, or if the target still has dropped columns.
+        """Build a new decode plan if columns were renamed, or if the target still has dropped columns.
 
         ``renamed``: new names of columns, by old name. ``held``: types of the target's columns, by lower-case
         name.
@@ -219,14 +227,15 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make(kept_columns)
 
     def meet_others(self, missed: Missed) -> None:
-        """Note the other tables in a batch's records. They get tasks of their own."""
+        """Find the other tables in a batch's records. They get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
-        """Read DDL up to the end of partition 0, then the type names in rows. Returns True if a new plan was
-        built.
+        """Learn the columns that the plan lacked for a batch. Returns True if a new decode plan was built.
 
-        DDL is also read for bad records, because a record may be bad only because a column's type changed.
+        Reads DDL up to the end of partition 0. If that is not enough, reads the type names in the batch's
+        rows. If the batch only has bad records, reads DDL and queries the source database again, because a
+        record may be bad only because a column's type changed.
         """
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
@@ -241,8 +250,9 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._known_columns() != before
 
     def columns(self) -> DecodePlan:
-        """Returns the plan, with the names of the topic's known tables, which separate this table's records
-        from others.
+        """Returns the current decode plan.
+
+        Its decoder has the names of all known tables of the topic, to find this table's records.
         """
         plan, tables = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != tables:
@@ -252,7 +262,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Read the DDL events of a batch, if they were not read yet.
+        """Read the DDL events in a batch's records, if they were not read ahead.
 
         Returns True if a new decode plan was built.
         """
@@ -263,10 +273,9 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._newer_ddl(missed.found)
 
     def _newer_ddl(self, topic_offsets: TopicOffsets) -> bool:
-        """Read new DDL, and build a new decode plan if the table's columns differ from the plan's. Returns
-        True in this case.
+        """Read new DDL. If the table's columns then differ from the plan's, build a new decode plan.
 
-        Another task may have read the DDL already.
+        Returns True if a new plan was built. Another table's task may have read the DDL already.
         """
         self._ddl.scan(self._session, topic_offsets)
         schema = self._schema()
@@ -278,8 +287,9 @@ class CanalJsonDecoding(PlannedDecoding):
         return True
 
     def _looked_again(self, summary: BatchSummary) -> bool:
-        """Build a new decode plan if the source database has a wider type now for a column that is known only
-        from rows.
+        """Query the source database again for columns that are known only from rows, after a bad record.
+
+        If one of them has a wider type now, builds a new decode plan and returns True.
         """
         misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
         if not self._database.look_again(self._undeclared, misfit=misfit):
@@ -291,7 +301,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
 
     def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
-        """Read the distinct sets of column and type names in this table's rows, with one Spark job."""
+        """Read the names of columns and types in this table's rows, with one Spark job."""
         if not any(part.records for part in ranges):
             return
         form_lists = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
@@ -299,8 +309,9 @@ class CanalJsonDecoding(PlannedDecoding):
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
-        """Returns the table's columns: those of its definition or DDL, then columns that are known only from
-        rows.
+        """Returns the table's columns: those of its definition or DDL, then those that only rows have.
+
+        Returns None if no column is known.
         """
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
@@ -336,13 +347,13 @@ class CanalJsonDecoding(PlannedDecoding):
         return columns
 
     def _dropped_columns(self) -> tuple[Column, ...]:
-        """Returns the columns that were dropped from the table, by the topic's DDL."""
+        """Returns the columns that were dropped from the table, according to the topic's DDL."""
         return () if self._declared is not None else self._ddl.dropped_columns(self._table)
 
     def _make(self, kept_columns: Sequence[Column] = ()) -> None:
         """Build the decode plan.
 
-        ``kept_columns``: dropped columns that the target still has, and that stay in the plan.
+        ``kept_columns``: dropped columns that the target still has. They stay in the plan.
         """
         schema, settings = self._schema(), self._settings
         if schema is None:
@@ -374,16 +385,17 @@ class CanalJsonDecoding(PlannedDecoding):
         self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
-        """Returns True if TiDB's row key identifies rows, because the config names no keys and the table has
-        none.
+        """Returns True if TiDB's row key identifies the rows.
+
+        This is the case if the config names no keys, the table has no key, and the records have row keys.
         """
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
     def _base(self, schema: TableSchema, kept_columns: Sequence[Column]) -> TargetSchema | None:
-        """Returns the last plan's schema as the base of the next plan.
+        """Returns the last plan's schema, to which the next plan adds columns.
 
-        A column that was found in rows before its DDL was read gets its default now.
+        A column that was found in rows before its DDL was read gets its default from the DDL now.
         """
         if self._plan is None:
             return None
@@ -399,8 +411,10 @@ class CanalJsonDecoding(PlannedDecoding):
 
 
 def _with_replaced(shape: TargetSchema, words: Iterable[RowWords], reported: Container[str]) -> TargetSchema:
-    """Mark columns that are known only from rows: each may be a renamed column that never occurs together
-    with it.
+    """Mark the columns that are known only from rows as possibly renamed.
+
+    Such a column may be the new name of any column that never occurs in the same row. ``reported``: names of
+    the columns that a definition or DDL defines.
     """
     forms = [{fold_name(name) for name in row_words.names} for row_words in words]
     columns = []
@@ -413,16 +427,19 @@ def _with_replaced(shape: TargetSchema, words: Iterable[RowWords], reported: Con
 
 
 def _reads_on(column: Column, was: Column | None) -> bool:
-    """Returns True if texts of a renamed column can be read with the type of its new name."""
+    """Returns True if values under a column's old name can be read with the type of its new name.
+
+    ``column``: the column under its new name. ``was``: the column under its old name, or None.
+    """
     if was is None or was.earlier or column.earlier or not reads_same(column.type, was.type):
         return False
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
 
 def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
-    """Returns True if a dropped column stays in the plan, because the target has it in a type that fits.
+    """Returns True if a dropped column stays in the decode plan: the target has it, in a type that fits.
 
-    Key columns and virtual columns do not stay.
+    Key columns and virtual columns do not stay. ``held``: types of the target's columns, by lower-case name.
     """
     held_type = held.get(fold_name(column.name))
     if held_type is None or column.handle or column.virtual:
@@ -431,9 +448,7 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 
 
 def _with_earlier(column: Column, dropped_columns: Sequence[Column]) -> Column:
-    """Returns a column that was found in rows, with its earlier types if it is a dropped column of the same
-    type.
-    """
+    """Returns a column that was found in rows. If it is a dropped column, it also gets its earlier types."""
     for former_column in dropped_columns:
         if fold_name(former_column.name) == fold_name(column.name) and former_column.type == column.type:
             return replace(column, earlier=former_column.earlier)
@@ -443,5 +458,5 @@ def _with_earlier(column: Column, dropped_columns: Sequence[Column]) -> Column:
 def open_decoding(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> CanalJsonDecoding:
-    """Open the source of column types and plans for one canal-json table of a topic."""
+    """Open the source of column types and decode plans for one canal-json table of a topic."""
     return CanalJsonDecoding(context, topic, table, session=session)

@@ -1,14 +1,15 @@
 """Column types from the source database, for columns whose types the topic does not contain.
 
-A type name such as ``decimal`` does not show how values are stored: it lacks the digits of a DECIMAL or the
-length of a BIT. If no DDL defines such a column, the database is queried once: before the table's first
-batch, or when rows first have the column. The answer is stored in the state store, so that a restart makes
-the same plan. If a table already has batches but no stored answer, its columns keep the types of their names,
-because the target has these types already.
+A type name in a record, such as ``decimal``, lacks the digits of a DECIMAL or the length of a BIT. If no DDL
+defines such a column, the database is queried once: before the table's first batch, or when rows first have
+the column. The answer is stored in the state store, so that a restarted worker builds the same decode plan.
+If a table already has batches but no stored answer, its columns keep the types that follow from the names
+alone, because the target has these types already.
 
-The database reports the current types, but a record may be older or newer. So an answer only completes a type
-name that it agrees with, and never supplies the members of an ENUM or SET. If a record does not fit, the
-database is queried again, and the column gets a type that holds the values of both types.
+The database reports the current types, but a record may be older or newer. So the database's type is only
+used if it agrees with the type name in the records, and it never supplies the members of an ENUM or SET.
+If a value does not fit its column, the database is queried again, and the column gets a type that holds the
+values of the earlier and the current type.
 
 Records without schemas (debezium-json) do not even have type names. Their columns are the table's columns in
 the database, as if they were in a definition (``DatabaseColumns``).
@@ -45,15 +46,15 @@ _COLUMNS: Final = "looked-up-columns"
 _MISFIT: Final = (
     "A record has a value that does not fit its column. The types of {columns} are the current types in "
     "the source database. They differ from the record's if the table was altered after the record was "
-    "written. Add a definition under tables whose types hold both."
+    "written. Add a definition of the table under tables, with types that hold the old and the new values."
 )
 
 
 class DatabaseTypes:
-    """Types from the source database for one table's columns. Used by one thread at a time.
+    """Types from the source database for columns of one table whose records have only type names.
 
-    ``look``: queries the database; None if no database is configured. ``store``: stores the answers; None to
-    store nothing.
+    Used by one thread at a time. ``look``: queries the database; None if no database is configured.
+    ``store``: stores the database's answers; None to store nothing.
     """
 
     def __init__(self, pipeline: str, table: TableId, store: StateStore | None, look: Look | None) -> None:
@@ -70,13 +71,14 @@ class DatabaseTypes:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A warning with the next step, if a record did not fit its column."""
+        """A warning if a record's value did not fit its column, with the remedy; otherwise empty."""
         columns = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
         return (_MISFIT.format(columns=", ".join(columns)),) if self._misfit else ()
 
     def decide(self, columns: Iterable[Column]) -> None:
-        """Decide the types of columns of which rows have only type names. The database is queried for new
-        columns.
+        """Decide the types of columns for which rows have only type names.
+
+        Queries the database if one of the columns is new.
 
         Raises:
             ConfigError: The database refuses the user.
@@ -101,8 +103,9 @@ class DatabaseTypes:
         )
 
     def refined(self, column: Column) -> Column:
-        """Returns a column with its type from the database, if that type is known and agrees with the type
-        name.
+        """Returns the column with its type from the database, or unchanged.
+
+        The database's type is used if it is known and agrees with the type name in the rows.
         """
         sql = (self._recalled() or {}).get(fold_name(column.name))
         if sql is None or not lacks_digits(column.type):
@@ -113,8 +116,8 @@ class DatabaseTypes:
     def look_again(self, columns: Iterable[Column], *, misfit: bool) -> bool:
         """Query the database again after a bad record. Returns True if a column's type is wider now.
 
-        ``columns``: the columns with the types of their names. ``misfit``: True if a value of the record did
-        not fit its column.
+        ``columns``: the columns with their types in the rows, which have only type names. ``misfit``: True if
+        a value of the record did not fit its column.
 
         Raises:
             ConfigError: The database refuses the user.
@@ -163,9 +166,9 @@ class DatabaseColumns:
     Args:
         pipeline: Name of the pipeline.
         table: The table.
-        store: Stores the answers; None to store nothing.
+        store: Stores the database's answers; None to store nothing.
         look: Queries the database; None if no database is configured.
-        keeps: False: stored answers are used, but new answers are not stored.
+        keeps: True to store new answers. If False, stored answers are used, but new ones are not stored.
         was_text: True if columns without a type were stored as text before a database was configured. If the
             table has batches from that time, such columns stay text.
     """
@@ -204,16 +207,14 @@ class DatabaseColumns:
         return TableSchema(self._table, columns) if columns else None
 
     def covers(self, name: str) -> bool:
-        """Returns True if the database was queried for a column and has the table, with or without the
-        column.
-        """
+        """Returns True if the type of the column ``name`` was decided, by the database or as text."""
         return name in (self._recalled() or {})
 
     def decide(self, names: Iterable[str], typed: Collection[str] = ()) -> None:
-        """Decide the types of columns by name. The database is queried for new names.
+        """Decide the types of the columns ``names``. Queries the database if one of them is new.
 
-        ``typed``: columns whose types are known from records with a schema. The database's types are not used
-        for them.
+        ``typed``: names of columns whose types are known from records with a schema. The database's types are
+        not used for them.
 
         Raises:
             ConfigError: The database refuses the user.
@@ -309,9 +310,9 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
 
 
 def database_connector(settings: DatabaseSettings | None) -> str:
-    """Returns the name of the Debezium connector for a database.
+    """Returns the name of the Debezium connector that fits the source database.
 
-    Empty if several connectors fit, or without a database.
+    Empty if several connectors fit, or if no database is configured.
     """
     return POSTGRES if settings is not None and _is_postgres(settings) else ""
 
@@ -321,10 +322,10 @@ def _is_postgres(settings: DatabaseSettings) -> bool:
 
 
 def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
-    """Returns the columns that Postgres sends for deleted rows of a table, or None if they are not known.
+    """Returns a table's replica identity: the columns that Postgres sends for deleted rows.
 
-    They are not known for other databases, for a missing table, and for a partitioned table, whose partitions
-    have their own replica identities.
+    Returns None if it is not known: for other databases, for a missing table, and for a partitioned table,
+    whose partitions have their own replica identities.
 
     Raises:
         ConfigError: The database refuses the user.
@@ -342,11 +343,11 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
 
 
 class AskedIdentity:
-    """A table's replica identity, which the source database is asked for until it answers.
+    """A table's replica identity. The source database is queried for it until it answers once.
 
-    ``ask`` is ``replica_identity`` with its arguments bound. None is an answer too. If the database refuses
-    the user, this counts as an answer, because only another config or other privileges would change it.
-    Without a replica identity, only the records themselves show which columns Postgres sent.
+    ``ask``: calls ``replica_identity`` for the table. Its result None is an answer too. If the database
+    refuses the user, this also counts as an answer, because only another config or other privileges would
+    change it. If the replica identity is not known, only the records show which columns Postgres sent.
     """
 
     def __init__(self, ask: Callable[[], ReplicaIdentity | None]) -> None:
@@ -355,10 +356,7 @@ class AskedIdentity:
         self._is_answered = False
 
     def get(self) -> ReplicaIdentity | None:
-        """Returns the replica identity.
-
-        Returns None if it is not known, or if the database does not answer.
-        """
+        """Returns the replica identity, or None if it is not known or the database does not answer now."""
         if not self._is_answered:
             try:
                 self._answer = self._ask()
@@ -403,7 +401,8 @@ def lacks_digits(column_type: ColumnType) -> bool:
 def _sql_of(column: Column, database_types: Mapping[str, ColumnType]) -> str | None:
     """Returns a column's SQL type in the database.
 
-    Returns None without the column, or if it disagrees with rows.
+    Returns None if the database does not have the column, or if its type does not agree with the type name in
+    the rows.
     """
     kind = database_types.get(fold_name(column.name))
     return kind.sql if kind is not None and _agrees(kind, column.type) else None
@@ -422,9 +421,9 @@ def _is_unsigned(column_type: ColumnType) -> bool:
 
 
 def _holding_both(before: str, now: str) -> str:
-    """Returns a SQL type that holds the values of two types with the same name.
+    """Returns a SQL type that holds the values of two types with the same name, such as two DECIMALs.
 
-    Returns ``before`` if it holds both.
+    Returns ``before`` if it holds the values of both types.
     """
     old, new = parse_sql_type(before), parse_sql_type(now)
     rest = " unsigned" if _is_unsigned(new) else ""

@@ -1,6 +1,6 @@
-"""Opens the source of a table's schemas by protocol (``DECODINGS``), and has base classes of such sources.
+"""Opens the schema source of a table, by protocol (``DECODINGS``), and has base classes of schema sources.
 
-A source of schemas builds and updates a table's decode plan.
+A schema source finds a table's columns and types, and builds and updates the table's decode plan.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
-    """Open the source of schemas and plans for a table, by the config's protocol. Its plans have only the
-    target's columns.
+    """Open the schema source of a table, by the config's protocol.
+
+    Its decode plans have only the columns that the target has.
 
     Raises:
         ConfigError: The table's filter cannot be parsed, its settings contradict each other, or its route
@@ -64,13 +65,14 @@ class PlannedDecoding:
         self._starts: Starts = NO_STARTS
 
     def _of_table(self, topic_offsets: TopicOffsets) -> TopicOffsets:
-        """Returns the topic's offsets as if all records before the table's start had expired."""
+        """Returns the topic's offsets without the records before the table's start (setting ``start``)."""
         return started_at(topic_offsets, self._starts)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type in the target is not the nearest one, with the reason, and facts that the topic
-        does not contain.
+        """Warnings about columns that have another type in the target than usual, each with the reason.
+
+        The warnings of the current decode plan follow.
         """
         if self._plan is None:
             return ()
@@ -96,7 +98,10 @@ class PlannedDecoding:
 
 
 class LoneDecoding(PlannedDecoding, ABC):
-    """Source of schemas for a table with its own topic, whose records contain the types. No DDL is read."""
+    """Base class of schema sources for a table with its own topic, whose records contain the types.
+
+    No DDL is read.
+    """
 
     @abstractmethod
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
@@ -104,10 +109,10 @@ class LoneDecoding(PlannedDecoding, ABC):
 
     @abstractmethod
     def learn(self, missed: Missed) -> bool:
-        """Look up the schemas that a batch lacked. Returns True if a new decode plan was built."""
+        """Look up the schemas that were missing for a batch. Returns True if a new decode plan was built."""
 
     def catch_up(self, _ranges: Sequence[OffsetRange] | None, _found: TopicOffsets) -> None:
-        """Does nothing, because tasks report records that the plan does not cover."""
+        """Does nothing, because tasks report records whose schema the decode plan does not have."""
 
     def reported(self) -> SourceColumns | None:
         """Returns None, because no DDL is read."""

@@ -2,11 +2,12 @@
 
 Kafka Connect's JsonConverter without schemas (``schemas.enable: false``) and TiCDC with
 ``debezium-disable-schema`` write values with JSON's own types. A DECIMAL is then base64 text and a DATETIME a
-number, and neither is useful in a text column. A column's type comes from the first of these sources that has
-it: the definition in the config; schemas of other records; the source database. If none has it, the newest
-records are searched for schemas. If they have none either, the table waits, unless the config accepts text,
-has a definition, or names a database that has the table. In these cases a column without a type is text, with
-a warning.
+number, and neither is useful in a text column.
+
+A column's type comes from the first of these sources that has it: the definition in the config; schemas of
+other records; the source database. If no source has it, the newest records are searched for schemas. If they
+have no schema either, the table waits. But it does not wait if the config accepts text, has a definition, or
+names a database that has the table: then a column without a type is text, with a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RecordTypes:
-    """The column types of one topic's table. Used by one thread at a time.
+    """The column types of a topic's table whose records have no schemas. Used by one thread at a time.
 
     ``stores_text``: True if columns without a type may be stored as text. ``left_out``: returns True for a
     column that the target does not have, and that needs no type.
@@ -69,9 +70,9 @@ class RecordTypes:
         *,
         keeps: bool = True,
     ) -> RecordTypes:
-        """Build the types of a table from the config.
+        """Create the object for a table from the config.
 
-        ``store``: has the database's earlier answers. ``keeps``: False: new answers are not stored.
+        ``store``: has the database's earlier answers. ``keeps``: False to store no new answers.
         """
         is_text = config.source.debezium.untyped_columns == "text"
         look = look_up_in(config.source.database)
@@ -86,9 +87,9 @@ class RecordTypes:
 
     @property
     def schema(self) -> TableSchema | None:
-        """The columns of the definition and of the source database, which decide how rows are read.
+        """The columns of the definition and of the source database. Their types decide how rows are read.
 
-        Columns that the target does not have are left out, because their values may have any type.
+        Columns that the target does not have are left out, because their values need no type.
         """
         return needed_definition(joined_types(self._declared, self.stored), self._left_out)
 
@@ -102,11 +103,10 @@ class RecordTypes:
         newest: Callable[[], Iterable[JsonWriter]],
         joined: Callable[[Iterable[JsonWriter]], Writers] | None = None,
     ) -> Writers:
-        """Find the types of all columns. Returns the writers, with newer writers that were read to find
-        types.
+        """Find the types of all columns. Returns ``writers``, with the writers that were read to find types.
 
-        ``newest``: reads the newest writers with a schema from the topic. ``joined``: adds them to
-        ``writers``.
+        ``writers``: the known writers (schemas of records). ``newest``: reads the newest writers with a
+        schema from the topic. ``joined``: adds them to ``writers``.
 
         Raises:
             ConfigError: A column has no type and may not be text, so the table waits. Or the database refuses
@@ -127,13 +127,13 @@ class RecordTypes:
         return writers
 
     def _refused(self, writers: Writers) -> tuple[str, ...]:
-        """Returns the columns without a type because of which the table waits."""
+        """Returns the columns without a type that may not be text. If there are any, the table waits."""
         if self._stores_text or self._declared is not None:
             return ()
         return tuple(name for name in self.untyped(writers) if not self._database.covers(name))
 
 
 def newest_typed(messages: Sequence[Message], options: CodecOptions) -> JsonWriter | None:
-    """Returns the writer of the newest record that has both a schema and all columns, or None."""
+    """Returns the writer (schema) of the newest record that has both a schema and all columns, or None."""
     rows = (first_row([message], options) for message in reversed(messages))
     return next((first_writer(row) for row in rows if row is not None and not row.bare), None)

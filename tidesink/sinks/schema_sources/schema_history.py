@@ -1,9 +1,9 @@
 """The order in which a topic's value schemas were in use, and the first rows of each schema.
 
-A subject lists its schemas by version. If a table returns to an earlier schema (``ADD COLUMN c; DROP COLUMN
-c``), no new version is created, because a registry answers the registration with the first id (Confluent's
-and Apicurio's). So the newest version is not always the schema in use. The rows of each schema show which
-schema is.
+A subject in the registry lists its schemas by version. If a table returns to an earlier schema (``ADD COLUMN
+c; DROP COLUMN c``), no new version is created: Confluent's and Apicurio's registries return the id of the
+earlier version. So the newest version is not always the schema in use. The rows that were written with each
+schema show which one is in use.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ W = TypeVar("W", bound=Hashable)
 class SchemaUse(Generic[W]):
     """The first and the last observed row of each schema, per partition.
 
-    ``W`` identifies a schema: by its registry id, or by the identity of a debezium-json writer. The results
-    depend only on which rows were observed. It makes no difference in which order or batches they were read,
-    or whether some were read again.
+    ``W`` is the type of a schema's name: its registry id, or the identity of a debezium-json writer. The
+    results depend only on which rows were observed, and not on the order or the batches in which they were
+    read, or on how often.
     """
 
     def __init__(self, spans: Mapping[W, Mapping[int, RowSpan]] | None = None) -> None:
@@ -36,9 +36,9 @@ class SchemaUse(Generic[W]):
 
     @staticmethod
     def from_document(document: Any) -> SchemaUse[int]:
-        """Restore the rows from ``document``.
+        """Restore an object from the result of ``document``.
 
-        Earlier versions stored only last rows, which are used as first rows too.
+        Earlier versions of tidesink stored only last rows, which are used as first rows too.
         """
         return SchemaUse(
             {
@@ -49,7 +49,7 @@ class SchemaUse(Generic[W]):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The rows as a mapping that can be written as JSON."""
+        """The observed rows as a mapping that can be written as JSON."""
         return {
             str(schema_id): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
             for schema_id, rows in self._spans.items()
@@ -58,7 +58,7 @@ class SchemaUse(Generic[W]):
     def saw(self, schema_id: W, partition: int, rows: RowSpan) -> bool:
         """Record observed rows of one schema in one partition. Returns True if they may change ``order``.
 
-        They cannot change it if no first row changes, and the schema already had the last rows.
+        They do not change it if they only extend the rows of the schema that already had the last row.
         """
         spans = self._spans.setdefault(schema_id, {})
         previous, (_, last_id) = spans.get(partition), self._last.get(partition, (0, schema_id))
@@ -76,10 +76,10 @@ class SchemaUse(Generic[W]):
         return changed
 
     def forget_old(self, versions: Sequence[W]) -> None:
-        """Forget the rows of all but the newest versions, which limits the size of the stored document.
+        """Forget the rows of all but the ``MOST_SCHEMAS`` newest versions, to limit the stored document.
 
-        A schema that has the last row of a partition is kept. Any other forgotten schema can only come back
-        into use with rows that are still unread.
+        A schema that has the last row of a partition is kept. A forgotten schema can come back into use only
+        with rows that were not read yet.
         """
         kept_ids = {*versions[-MOST_SCHEMAS:], *(schema_id for _, schema_id in self._last.values())}
         if self._spans.keys() - kept_ids:
@@ -87,9 +87,7 @@ class SchemaUse(Generic[W]):
             self._make_index()
 
     def _make_index(self) -> None:
-        """Index the last offset and schema of each partition, and the greatest position and time of each
-        schema.
-        """
+        """Find the last offset and schema per partition, and the greatest position and time per schema."""
         self._last: dict[int, tuple[int, W]] = {}
         for schema_id, rows in self._spans.items():
             for n, span in rows.items():
@@ -106,8 +104,9 @@ class SchemaUse(Generic[W]):
             }
 
     def first_rows_in(self, versions: Sequence[W]) -> dict[W, FirstRows]:
-        """Returns the first observed rows by schema, with a flag that shows if source positions can be
-        compared.
+        """Returns the first observed rows by schema.
+
+        Their flag ``are_comparable`` is False if source positions restarted (``started_again``).
         """
         comparable = not self.started_again(versions)
         return {
@@ -115,13 +114,14 @@ class SchemaUse(Generic[W]):
         }
 
     def started_again(self, versions: Sequence[W]) -> bool:
-        """Returns True if source positions restarted, because two servers wrote them without a common order.
+        """Returns True if source positions restarted: two servers wrote them, so they have no common order.
 
-        A position does not name its server. The sign of a restart is a pair of versions with rows in the same
-        partition, where the first row of the newer version has a lower position than an earlier row of the
-        older version. That earlier row is the older version's first row, or its last row if all its rows are
-        earlier. Rows that a producer sends again do not look like this if the partition was read from the
-        first of them on: the first copies of rows are in the order of positions, and later copies have higher
+        A position does not name its server. The sign of a restart is a pair of schema versions with rows in
+        the same partition: the newer version's first row has a lower position than a row of the older version
+        that comes before it. (Of the older version, the first and the last row are compared.)
+
+        Rows that a producer sends a second time do not look like this, if the partition was read from their
+        first copies on: the first copies are in the order of positions, and second copies have higher
         offsets.
         """
         seen = [self._spans[version] for version in dict.fromkeys(versions) if version in self._spans]
@@ -135,9 +135,9 @@ class SchemaUse(Generic[W]):
 
     @property
     def order(self) -> Any:
-        """All values that decide the order of the schemas.
+        """All values that decide the order of the schemas, to detect changes of the order.
 
-        A stored copy of the rows is current until they change.
+        As long as these values do not change, the rows need not be stored again.
         """
         numbers = {n for rows in self._spans.values() for n in rows}
         by_offset = [
@@ -153,20 +153,18 @@ class SchemaUse(Generic[W]):
         return [[schema_id for _, schema_id in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
 
     def newest(self, versions: Sequence[W]) -> W:
-        """Returns the schema in use.
+        """Returns the schema that is in use.
 
-        Two schemas are compared by their last rows. The first of these values that decides is used:
+        As long as no row of the newest version was observed, that version is in use, because a schema may be
+        registered before its DDL. Otherwise every pair of schemas is compared by their last rows, and the
+        schema that is later than most others is in use; among several of these, the newest version. The first
+        of these values that differs decides which of two schemas is later:
 
-        1. their greatest source positions, if both have one, because a restarted producer sends rows a second
-           time; not used if positions restarted (``started_again``);
-        2. their offsets, in partitions with rows of both, if all these partitions agree;
+        1. their greatest source positions, if both have one; not used if positions restarted
+           (``started_again``). They come first, because a restarted producer sends rows a second time;
+        2. their offsets in partitions with rows of both, if all these partitions agree;
         3. their greatest Kafka timestamps, if both have one;
         4. their versions.
-
-        The schema in use is later than all others. So is a schema with the last row of every partition. If
-        the comparisons form a cycle, the schema that is later than most others is used; among several of
-        these, the newest version. As long as no row of the newest version was observed, the newest version is
-        the schema in use, because a schema may be registered before its DDL.
 
         Args:
             versions: The schemas, oldest version first; at least one.
@@ -181,8 +179,9 @@ class SchemaUse(Generic[W]):
         return max(reversed(seen), key=lambda version: wins[version])
 
     def _is_later(self, new: W, old: W, sources: Mapping[W, Any]) -> bool:
-        """Returns True if schema ``new`` is later than the older version ``old``, by the rules of
-        ``newest``.
+        """Returns True if the schema ``new`` was in use later than ``old``, by the rules of ``newest``.
+
+        ``new``: the schema with the newer version.
         """
         if (is_later := _is_greater(sources, new, old)) is not None:
             return is_later
@@ -195,18 +194,18 @@ class SchemaUse(Generic[W]):
 
 
 def _is_greater(values: Mapping[W, Any], one: W, other: W) -> bool | None:
-    """Returns True if ``one`` has a greater value than ``other``.
+    """Returns True if the schema ``one`` has a greater value than the schema ``other``.
 
-    Returns None if a value is missing or both are equal.
+    Returns None if one of them has no value, or if their values are equal.
     """
     mine, theirs = values.get(one), values.get(other)
     return None if mine is None or theirs is None or mine == theirs else bool(mine > theirs)
 
 
 def _started_again(spans: Sequence[RowSpan]) -> bool:
-    """Returns True if positions of versions in one partition show a restart.
+    """Returns True if the rows of one partition show that source positions restarted.
 
-    ``spans``: the versions' rows, oldest first.
+    ``spans``: the first and last rows of each version of the schema, oldest version first.
     """
     placed = [span for span in spans if span.first.source is not None]
     greatest: tuple[int, ...] | None = None
@@ -219,8 +218,9 @@ def _started_again(spans: Sequence[RowSpan]) -> bool:
 
 
 def _contradicts(old: RowSpan, new: RowSpan) -> bool:
-    """Returns True if a row of the old version has a lower offset, but a greater position than the new
-    version's first row.
+    """Returns True if an old version's row comes before the new version's first row, but is newer.
+
+    That is: it has a lower offset, but a greater source position.
     """
     limit = new.first.source
     if limit is None or old.first.source is None or old.last.source is None:

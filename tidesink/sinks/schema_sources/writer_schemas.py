@@ -1,13 +1,16 @@
-"""The schemas of a table's writers, from the registry (both Avro codecs) or from the records (debezium-json).
+"""The writer schemas of a table: the schemas with which its records were written.
 
-For the Avro codecs, every version of the topic's two subjects is requested first, so that a column's history
-is known. A schema id that no version has is requested separately. Subjects follow TopicNameStrategy, which is
-the default of Confluent's and Apicurio's converters and of TiCDC (b813e76).
+They come from the registry (flat-avro and debezium-avro) or from the records (debezium-json).
 
-The first plan of a debezium-json topic comes from its first record with a row. Tasks that decode other
-records report their writers. Column types that are neither in a definition nor in a schema come from the
-source database. If the database does not have the table, the table waits, or such columns become text
-(``source.debezium.untyped-columns``).
+For the Avro codecs, all versions of the topic's two subjects are requested first, so that the history of each
+column is known. If a record has a schema id that no version has, the id is requested separately. Subjects
+are named by TopicNameStrategy, which is the default of Confluent's and Apicurio's converters and of TiCDC
+(b813e76).
+
+The first decode plan of a debezium-json topic is built from the first record with a row. If a task decodes a
+record with another schema, it reports the schema (a writer). Column types that are neither in a definition
+nor in a schema come from the source database. If the database does not have the table, the table waits, or
+such columns become text (``source.debezium.untyped-columns``).
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ _PEEKED_RECORDS: Final = 10_000
 
 
 class RegisteredDecoding(LoneDecoding):
-    """The writer schemas of one table with its own topic, and the decode plan that is built from them."""
+    """Base class: writer schemas from the registry for a table with its own topic, and its decode plan."""
 
     def __init__(
         self,
@@ -115,19 +118,20 @@ class RegisteredDecoding(LoneDecoding):
 
     @abstractmethod
     def _planned(self) -> DecodePlan:
-        """Build the decode plan from all known schemas. It only adds columns to the last plan's schema."""
+        """Build a decode plan from all known schemas. It keeps the last plan's columns and adds new ones."""
 
     @abstractmethod
     def _found_subjects(self) -> bool:
-        """Returns True if the schemas that are known from the topic's subjects suffice for a plan."""
+        """Returns True if a decode plan can be built from the schemas in the topic's subjects."""
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's subjects and build the decode plan. Without subjects, schema ids are read from the
-        first records.
+        """Read the topic's subjects from the registry, and build the decode plan.
 
-        If the table does not start at the topic's beginning, only the schemas of records from its start on
-        are used, because other versions may belong to earlier records only. If there are no such records yet,
-        the newest version of each subject is used.
+        If the registry does not have the subjects, the schema ids in the topic's first records are requested.
+
+        If the setting ``start`` skips records of the topic, only schemas of records from the start on are
+        used, because other versions may belong to skipped records. If there are no such records yet, the
+        newest version of each subject is used.
         """
         self._starts = starts
         if starts:
@@ -148,23 +152,22 @@ class RegisteredDecoding(LoneDecoding):
             self._make()
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
-        """Find the schema in use, if rows are written that follow all records of the topic, as in a
-        snapshot.
-        """
+        """Find the schema in use before rows of a snapshot are written, which are newer than the topic."""
         if ranges is None and self._can_return and self._look_at_ends(topic_offsets):
             self._use_changed(topic_offsets)
 
     @property
     def _history(self) -> tuple[int, ...]:
-        """Registry ids of the value schemas in the order in which they were in use."""
+        """Registry ids of the value schemas, in the order in which the schemas were in use."""
         versions = self._schemas.versions("value")
         newest = (self._use.newest(versions),) if versions else ()
         return versions if newest == versions[-1:] else versions + newest
 
     @property
     def _can_return(self) -> bool:
-        """True if it matters that an earlier schema comes back into use, because rows that lack a column
-        would change.
+        """True if rows get other values when an earlier schema comes back into use.
+
+        These are rows of schemas that lack a column.
         """
         dropped = self._plan.rows.dropped if self._plan else None
         return isinstance(dropped, DroppedById) and dropped.can_return
@@ -176,16 +179,16 @@ class RegisteredDecoding(LoneDecoding):
 
     @property
     def _newest_order(self) -> Any:
-        """All facts that decide the order of the newest schemas.
+        """All facts that decide the order of the newest schemas, to detect changes of the order.
 
-        Reading it forgets the rows of older schemas.
+        When this is read, the rows of older schemas are forgotten.
         """
         versions = self._schemas.versions("value")
         self._use.forget_old(versions)
         return self._use.order, self._use.started_again(versions)
 
     def _look_at_ends(self, topic_offsets: TopicOffsets) -> bool:
-        """Note the schemas of each partition's last rows.
+        """Record the schemas of the last rows in each partition.
 
         Returns True if the order of the schemas may have changed.
         """
@@ -201,10 +204,10 @@ class RegisteredDecoding(LoneDecoding):
         return changed
 
     def _met_rows(self, summary: BatchSummary, topic_offsets: TopicOffsets) -> bool:
-        """Note a batch's rows by schema. Returns True if a new decode plan was built that may change rows of
-        the batch.
+        """Record the first and last row of each schema in a batch.
 
-        The first offset of each schema within a range is known in the task that decodes the range.
+        Returns True if this changed the order of the schemas, and a new decode plan was built that may give
+        other values to rows of the batch.
         """
         changed = [
             self._use.saw(schema_id, topic_partition.partition, rows)
@@ -217,8 +220,9 @@ class RegisteredDecoding(LoneDecoding):
 
     @property
     def _basis(self) -> Any:
-        """Facts that decide the values of rows without a column, except the facts about a range's
-        own rows.
+        """Facts that decide the value of a column in rows that lack it. If they change, the plan changes.
+
+        Facts about the rows of a batch itself are not included, because its tasks know them.
         """
         first_rows = self._first_rows.items()
         return self._history, {
@@ -233,7 +237,7 @@ class RegisteredDecoding(LoneDecoding):
         self._plan, self._planned_by = plan, self._basis
 
     def _use_changed(self, topic_offsets: TopicOffsets) -> bool:
-        """If the order of the schemas changed, build a new plan and store the order.
+        """If the order of the schemas changed, build a new decode plan and store the order.
 
         Returns True if the new plan may give other values to rows.
         """
@@ -252,9 +256,9 @@ class RegisteredDecoding(LoneDecoding):
         return bool(self._planned_by != before)
 
     def _stored_use(self, topic_offsets: TopicOffsets) -> SchemaUse[int]:
-        """Returns the order in which schemas were in use, as an earlier run of the worker stored it.
+        """Load the order in which schemas were in use, which an earlier run of the worker has stored.
 
-        Empty if the topic was recreated since.
+        The result is empty if the topic was since deleted and created again.
         """
         store, name = self._context.store, self._use_name
         stored = self._context.noted(
@@ -271,7 +275,7 @@ class RegisteredDecoding(LoneDecoding):
         return f"{self._context.config.pipeline}/{self._topic}"
 
     def _last_ids(self, topic_offsets: TopicOffsets) -> Ids:
-        """Returns the schema ids in the last records of each partition, from the table's start on."""
+        """Returns the schema ids in the last records of each partition, without those before the start."""
         ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
         parts = last_records(self._topic, self._of_table(topic_offsets), {}, most=_LAST_RECORDS)
         for message in self._context.source.messages_here(parts):
@@ -285,8 +289,8 @@ class RegisteredDecoding(LoneDecoding):
         """Returns the schema ids in the topic's first records.
 
         Raises:
-            ConfigError: The records have AWS Glue's header or have their schema ids in headers, so no id is
-                known.
+            ConfigError: No record has Confluent's header: they have AWS Glue's header, or have their schema
+                ids in Kafka headers.
         """
         heads, elsewhere = peeked_heads(self._context, offsets)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
@@ -304,10 +308,10 @@ class RegisteredDecoding(LoneDecoding):
         return ids
 
     def learn(self, missed: Missed) -> bool:
-        """Look up the schema ids that a batch lacked, and build a new decode plan if necessary. Returns True
-        if a new plan was built.
+        """Look up the schema ids in a batch that the decode plan does not have, and build a new plan.
 
-        Ids of bad records that the registry did not have are requested again.
+        Returns False if no new plan was needed. If the batch has bad records, ids that the registry did not
+        have are requested again.
         """
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
@@ -327,11 +331,11 @@ class RegisteredDecoding(LoneDecoding):
     def _has_ids_in_headers(self, summary: BatchSummary, *, lacks: bool) -> bool:
         """Returns True if a record of a batch has its schema id in a header.
 
-        Headers are not fetched with batches, so one record is read again with its headers: a record with an
+        Batches are read without headers, so one record is read again with its headers: a record with a schema
         id that was not requested yet (``lacks``), otherwise the first bad record whose bytes have an unknown
-        id or no id. Each unknown id is checked only once, and so is the case without an id, because a table
-        may skip bad records in every batch. If a producer starts to send ids in headers later, its records
-        are bad records, and their reason names the headers after the worker's next start.
+        id or no id. Each unknown id is checked only once, and so is the case of no id, because a table may
+        have such bad records in every batch. If a producer begins later to send ids in headers, its records
+        are bad records. Their error mentions the headers only after the worker's next start.
         """
         texts = self._schemas.texts
         known_ids = texts["key"].keys() | texts["value"].keys() | self._without_headers
@@ -353,10 +357,7 @@ class RegisteredDecoding(LoneDecoding):
 
 
 def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
-    """Returns the source position of a record's row.
-
-    Returns None without a position, or if decoding fails.
-    """
+    """Returns the source position of a record's row, or None if it has none or cannot be decoded."""
     try:
         events = plan.decoder.decode(message)
     except TidesinkError:
@@ -367,10 +368,10 @@ def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
 def peeked_heads(
     context: WorkerContext, topic_offsets: TopicOffsets
 ) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
-    """Returns the first five bytes (Confluent's header) of keys and values in a topic's first records.
+    """Returns the distinct first five bytes (Confluent's header) of keys and values in the first records.
 
-    Records with schema ids in headers are left out. The second result is the reason why such records cannot
-    be read, or None if there are none.
+    Records that have their schema ids in Kafka headers are left out. The second result is the reason why
+    these records cannot be read, or None if there are no such records.
     """
     everything = [
         OffsetRange(topic_offsets.topic, n, *offsets) for n, offsets in topic_offsets.partitions.items()
@@ -389,7 +390,7 @@ def peeked_heads(
 
 
 def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:
-    """Returns the schema ids in Confluent headers: a zero byte, then the id in 4 bytes, big-endian."""
+    """Returns the schema ids in Confluent headers: a zero byte, followed by the id as 4 bytes, big-endian."""
     return tuple(sorted(schema_id for head in heads if (schema_id := schema_id_of(head)) is not None))
 
 
@@ -408,21 +409,23 @@ _OTHER_NOW: Final = (
     "Restore the registry's newer state, and then start the worker again."
 )
 _OTHERS_SCHEMA: Final = (
-    "Schema id {} belongs to record {}, but this topic's subjects have another record. Two tables must not "
-    "share a topic."
+    "Schema id {} belongs to the Avro record {}, but this topic's subjects have another record. Two tables "
+    "must not share a topic. Send each table to a topic of its own."
 )
 
 
 def may_lag(error: BaseException) -> bool:
-    """Returns True if the registry does not have a schema, because a lagging replica may have it a little
-    later.
+    """Returns True if a request may be retried, because the registry does not have a schema yet.
+
+    A replica of the registry that lags behind may have the schema a little later.
     """
     return isinstance(error, SchemaNotFoundError)
 
 
 class _Unknown(NamedTuple):
-    """Why the records with a schema id are bad records, and the time in seconds at which the id was last
-    requested.
+    """A schema id whose records are bad records.
+
+    ``reason``: the reason. ``asked``: the time in seconds when the id was last requested from the registry.
     """
 
     reason: str
@@ -430,18 +433,18 @@ class _Unknown(NamedTuple):
 
 
 class WriterSchemas:
-    """The known schemas of a topic's two subjects. Used by one thread at a time.
+    """The known schemas of a topic's two subjects, for keys and values. Used by one thread at a time.
 
-    Methods that send requests raise RegistryError if the registry refuses or does not answer, and
-    StopRequestedError if a stop is requested during the wait.
+    Methods that send requests raise RegistryError if the registry refuses the request or does not answer, and
+    StopRequestedError if a stop is requested while they wait for the next try.
 
     Args:
         registry: Reads schemas.
         topic: The topic.
-        lag: Retries requests while the registry may lag (``may_lag``).
+        lag: The retry policy for schemas that the registry may have later (``may_lag``).
         clock: Returns seconds and never runs backwards.
         subject_of: Returns the name of a topic's subject.
-        of_no_table: Returns True for a schema that may occur in the topic but belongs to no table.
+        of_no_table: Returns True for a schema of records that change no row, such as watermarks.
     """
 
     def __init__(
@@ -470,16 +473,17 @@ class WriterSchemas:
 
     @property
     def unknown(self) -> dict[int, str]:
-        """The ids that the registry does not have or that cannot be used, with the reason why their records
-        are bad.
+        """The reason why records are bad records, by schema id.
+
+        These are the ids that the registry does not have, or whose schemas cannot be used.
         """
         return {schema_id: refused.reason for (_, schema_id), refused in self._unknown.items()}
 
     def versions(self, part: SubjectPart) -> tuple[int, ...]:
-        """Returns the known schema ids in the order of the subject's versions.
+        """Returns the known schema ids of keys or values, in the order of the subject's versions.
 
         Ids do not always grow with versions, because a registry reuses the id that a schema has under another
-        subject. An id without a version is inserted after all smaller ids.
+        subject. An id that no version of the subject has is inserted after the last smaller id.
         """
         ids = [known_id for known_id in self._versions[part] if known_id in self.texts[part]]
         for schema_id in sorted(self.texts[part].keys() - {*ids}):
@@ -492,7 +496,7 @@ class WriterSchemas:
         self._lag.call(self._read_subjects)
 
     def take_newest(self) -> None:
-        """Use the newest version of each subject. This is for a table without records."""
+        """Use the newest version of each subject, for a table without records."""
         self.read_subjects()
         for part in PARTS:
             if self._versions[part]:
@@ -503,9 +507,9 @@ class WriterSchemas:
         return any(True for _ in self._lacking(ids))
 
     def look_up(self, ids: Ids) -> None:
-        """Read the schema of each id.
+        """Read the schema of each id from the registry.
 
-        Records with an id that the registry does not have for some seconds are bad records.
+        If the registry still does not have an id after ``LAG_SECONDS``, records with this id are bad records.
         """
         try:
             self._lag.call(lambda: self._ask(ids))
@@ -514,7 +518,10 @@ class WriterSchemas:
                 self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
 
     def look_again(self) -> bool:
-        """Request again the ids that were unknown some time ago. Returns True if one of them is known now."""
+        """Request unknown ids again, if their last request is ``ASK_AGAIN_SECONDS`` ago.
+
+        Returns True if one of them is known now.
+        """
         late = self._clock() - ASK_AGAIN_SECONDS
         stale = [key for key, refused in self._unknown.items() if refused.asked <= late]
         if not stale:
@@ -550,9 +557,9 @@ class WriterSchemas:
             )
 
     def _known(self, part: SubjectPart, schema_id: int) -> bool:
-        """Request one schema id, if its schema is not known yet.
+        """Request the schema of an id, if it is not known yet. Returns False if the registry lacks the id.
 
-        Returns False if the registry does not have it.
+        If the schema cannot be used, records with the id are bad records.
         """
         if schema_id in self.texts[part]:
             return True
@@ -574,9 +581,9 @@ class WriterSchemas:
         return True
 
     def _text_of(self, part: SubjectPart, schema_id: int) -> str:
-        """Returns the schema text of an id in a record.
+        """Request the schema text of an id that a record has.
 
-        The record's subject may be in another registry context.
+        The record's subject is passed with the id if the registry has contexts, in which ids can differ.
         """
         if isinstance(self._registry, ContextReader):
             return self._registry.schema_of_subject(schema_id, self._subject_of(self._topic, part))
@@ -623,7 +630,7 @@ def _parsed(text: str) -> object:
 
 
 def _full_name(text: str) -> str | None:
-    """Returns the namespace and name of an Avro record schema. Returns None for any other schema."""
+    """Returns the namespace and name of an Avro record schema, or None for any other schema."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -632,9 +639,10 @@ def _full_name(text: str) -> str | None:
 
 
 _NO_SUMS: Final = (
-    "source.checksum is set, but no schema of this table has a checksum field, so no row is checked. Set "
-    'integrity-check-level = "correctness" in the changefeed (with enable-tidb-extension=true and both '
-    "handling modes string), and tidb_enable_row_level_checksum in TiDB."
+    "source.checksum is set, but no schema of this table has a checksum field, so no row is checked. To get "
+    "checksums, set the variable tidb_enable_row_level_checksum in TiDB. In the changefeed, set "
+    'integrity-check-level = "correctness", enable-tidb-extension=true, avro-decimal-handling-mode=string '
+    "and avro-bigint-unsigned-handling-mode=string."
 )
 
 
@@ -643,9 +651,7 @@ class FlatAvroDecoding(RegisteredDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type in the target is not the nearest one, with the reason, and a warning about
-        missing checksums.
-        """
+        """Warnings about columns that have another type in the target than usual, and missing checksums."""
         asked = self._context.config.source.checksum != "off"
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
@@ -676,7 +682,7 @@ class FlatAvroDecoding(RegisteredDecoding):
 def open_flat_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> FlatAvroDecoding:
-    """Open the source of schemas and plans for the flat-avro table of a topic.
+    """Open the source of schemas and decode plans for the flat-avro table of a topic.
 
     Raises:
         ConfigError: The config names no schema registry.
@@ -692,10 +698,10 @@ _NO_REGISTRY: Final = "The protocol debezium-avro needs a schema registry. Set s
 
 
 class _WithIdentity(LoneDecoding):
-    """Asks the source database which columns Postgres sends for a table's deleted rows.
+    """Base class that queries the source database for the columns that Postgres sends for deleted rows.
 
-    The database is queried before the first plan is built. If it does not answer, it is queried before each
-    later plan.
+    The database is queried before the first decode plan is built. If it does not answer, it is queried again
+    before each later plan.
     """
 
     @cached_property
@@ -707,13 +713,13 @@ class _WithIdentity(LoneDecoding):
     def _identity(self) -> ReplicaIdentity | None:
         """The table's replica identity in the source database.
 
-        None if it is not known, or if the config has the key.
+        None if it is not known, or if it is not needed because the config names the key columns.
         """
         return self._asked.get() if self._settings.keys is None else None
 
     @property
     def _connector(self) -> str:
-        """The connector that fits the source database, for records that do not name their connector."""
+        """The Debezium connector that fits the source database, for records that do not name theirs."""
         return database_connector(self._context.config.source.database)
 
 
@@ -758,19 +764,18 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
 
 
 def subject_of(topic: str, part: SubjectPart) -> str:
-    """Returns the subject of a topic's keys or values by TopicNameStrategy: the topic's name, then ``-key``
-    or ``-value``.
-    """
+    """Returns the name of a topic's subject by TopicNameStrategy: ``<topic>-key`` or ``<topic>-value``."""
     return f"{topic}-{part}"
 
 
 def open_debezium_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumAvroDecoding:
-    """Open the source of schemas and plans for the debezium-avro table of a topic.
+    """Open the source of schemas and decode plans for the debezium-avro table of a topic.
 
     Raises:
-        ConfigError: The config names no schema registry, or its definition describes another table.
+        ConfigError: The config names no schema registry, or the definition in the config describes another
+            table.
     """
     if context.registry is None:
         raise ConfigError(_NO_REGISTRY)
@@ -787,8 +792,8 @@ _LAST_JSON_RECORDS: Final = 100
 
 
 _NO_ROW: Final = (
-    "None of the first records of {} could be decoded, so the table's columns are unknown. "
-    "The first error: {}"
+    "None of the first records of {} could be decoded, so the table's columns are unknown. Check that "
+    "Debezium or TiCDC writes the topic. The first error: {}"
 )
 
 
@@ -811,9 +816,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type in the target is not the nearest one, with the reason, and columns without a
-        known type.
-        """
+        """Warnings about columns with an unknown type, or with another type in the target than usual."""
         untyped = self._types.untyped(self._writers)
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
@@ -830,30 +833,33 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             self._look_at_ends(topic_offsets)
 
     def _lacks_named(self) -> bool:
-        """Returns True if the config names a column that the first record lacks. Newer records may have it.
+        """Returns True if the config names a column that the decode plan lacks. Newer records may have it.
 
-        A column whose name differs in case is another column, because newer records may have both.
+        A column whose name differs only in case counts as another column, because newer records may have
+        both.
         """
         shape = self.columns().shape
         names = [name for _, name in named_columns(self._settings.projection)]
         return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
-        """Add the writers that a batch's plan did not cover. Returns True if a new decode plan was built."""
+        """Add the schemas of records (writers) that the plan lacked for a batch.
+
+        Returns True if a new decode plan was built.
+        """
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
         return self._take(new, missed.found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
-        """Find the newest columns, if rows are written that follow all records of the topic, as in a
-        snapshot.
+        """Find the newest columns before rows of a snapshot are written, which are newer than the topic.
 
-        For other rows this is not needed, because tasks report new columns of the records that they decode.
+        Before other batches this is not needed, because their tasks report new columns in records.
         """
         if ranges is None:
             self._look_at_ends(topic_offsets)
 
     def _look_at_ends(self, topic_offsets: TopicOffsets) -> None:
-        """Add the writers of each partition's last records."""
+        """Add the writers (schemas of records) of the last records in each partition."""
         parts = last_records(
             self._topic, self._of_table(topic_offsets), self._looked_to, most=_LAST_JSON_RECORDS
         )
@@ -891,7 +897,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
                 yield writer
 
     def _with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """Returns the known writers with new writers added, and with the writer that is in use."""
+        """Returns the known writers with the writers ``new`` added, and determines which one is in use."""
         new_writers = [*new]
         for writer in new_writers:
             if not writer.bare:
@@ -902,7 +908,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return replace(writers, newest=self._use.newest(identities)) if identities else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
-        """Yields the writer of the last record in a range that has all columns, if there is such a record."""
+        """Yields the writer (schema) of the last record in a range that has all columns, if there is one."""
         row = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
         if row is not None:
             yield first_writer(row)
@@ -944,9 +950,10 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 def last_records(
     topic: str, topic_offsets: TopicOffsets, looked_to: Mapping[int, int], *, most: int
 ) -> list[OffsetRange]:
-    """Returns the ranges of each partition's last ``most`` records, without offsets before ``looked_to``.
+    """Returns the range of the last ``most`` offsets of each partition.
 
-    Empty ranges are left out.
+    ``looked_to``: offset per partition up to which records were read before. These records are left out, and
+    so are empty ranges.
     """
     ends = (
         OffsetRange(topic, n, max(earliest, latest - most, looked_to.get(n, 0)), latest)
@@ -958,7 +965,7 @@ def last_records(
 def open_debezium_json(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumJsonDecoding:
-    """Open the source of schemas and plans for the debezium-json table of a topic.
+    """Open the source of schemas and decode plans for the debezium-json table of a topic.
 
     Raises:
         ConfigError: The definition in the config describes another table.

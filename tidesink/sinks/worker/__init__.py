@@ -1,1 +1,1 @@
-"""The worker: its loop, one task per table, retries, control, observers, replay."""
+"""The worker: its main loop, one task per table, snapshots, cuts, users' requests, and replay."""

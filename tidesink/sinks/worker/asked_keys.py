@@ -3,10 +3,11 @@
 A user names the keys with ``tidesink resync``: either the keys in a report of ``tidesink diff``, or single
 keys as ``region=a,id=17`` with the source's column names.
 
-A request can have thousands of keys: too many for the document of requests, which a worker reads every few
-seconds, and for the progress in the target. So the keys are stored in the state store in a document of their
-own. Its name is a digest of the keys, and the request and the progress contain only this name. The keys are
-stored before the request, and are removed once neither a request nor a replay of dead letters needs them.
+A resync can have thousands of keys. That is too many for two places: the state store's document with all
+requests, which a worker reads every few seconds, and the table's progress, which is committed to the target.
+So the keys are stored in the state store in a document of their own. Its name is a digest of the keys. The
+request and the progress contain only this name. The keys are stored before the request, and are removed once
+neither the request nor a replay of dead letters needs them.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _KIND: Final = "asked-keys"
 
 
 class AskedKeys(NamedTuple):
-    """Sorted primary keys of a table at the target.
+    """The primary keys of the rows that a resync is limited to, sorted.
 
-    ``columns``: names of the key columns at the target. ``keys``: for each key the values of these columns,
-    as the texts that ``spark.digests`` makes of them.
+    ``columns``: names of the key columns in the target table. ``keys``: for each row the values of these
+    columns, converted to text by ``spark.digests``.
     """
 
     columns: tuple[str, ...]
     keys: tuple[KeyTexts, ...]
 
     def behind(self, after: KeyTexts | None) -> tuple[KeyTexts, ...]:
-        """Return the keys that sort after the key ``after``, or all keys if it is None."""
+        """Return the keys that sort after the key ``after``, or all keys if ``after`` is None."""
         return self.keys if after is None else tuple(key for key in self.keys if key > after)
 
     def in_order_of(self, names: Iterable[str]) -> Iterator[KeyTexts]:
@@ -96,16 +97,19 @@ def forget_keys(store: StateStore, name: str) -> None:
 
 
 class ReportedKeys(NamedTuple):
-    """The keys of one table in a report of ``tidesink diff``."""
+    """The differing keys of one table in a report of ``tidesink diff``.
+
+    ``nulls``: number of keys that were skipped because they contain NULL.
+    """
 
     asked: AskedKeys
     nulls: int
 
 
 def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, ReportedKeys]:
-    """Return, for each of ``tables``, its differing keys in a report of ``tidesink diff --report``.
+    """Return the differing keys of ``tables`` from a report of ``tidesink diff --report``, by table.
 
-    Tables without keys in the report are left out.
+    The result has no entry for a table without keys in the report.
 
     Raises:
         ConfigError: the file cannot be read, is not such a report, or has more than ``MOST_KEYS`` keys of a
@@ -124,7 +128,7 @@ def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, Reported
 
 
 def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, Any]]:
-    """Return the table and the key in a line of a report.
+    """Return the table and the row's key that a line of a report names.
 
     Raises:
         ConfigError: the line is not a line of a report of ``tidesink diff``.
@@ -156,7 +160,8 @@ class _Keys:
         """Add the key of one line, unless it has a NULL or was added before.
 
         Raises:
-            ConfigError: the key has other columns than the keys in earlier lines, or there are too many keys.
+            ConfigError: the key has other columns than the keys in earlier lines, or the table has more than
+                ``MOST_KEYS`` keys or ``MOST_CHARACTERS`` characters in its keys.
         """
         self.columns = self.columns or tuple(key)
         if {*key} != {*self.columns}:
@@ -181,20 +186,21 @@ class _Keys:
 
     @property
     def reported(self) -> ReportedKeys:
-        """The keys that were added until now, sorted, and the number of keys that were skipped because of a
-        NULL.
+        """The keys that were added so far, sorted, and the number of keys that were skipped because they
+        contain NULL.
         """
         return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
 
 
 def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Sequence[str]) -> AskedKeys:
-    """Parse keys from the command line, each like ``region=a,id=17``, into keys of the table at the target.
+    """Convert keys from the command line, such as ``region=a,id=17``, into keys of the target table.
 
     A user writes the source's column names and leaves out columns with the same value in all rows, such as
     the shard column. The result has the target's column names and all key columns.
 
     Raises:
-        ConfigError: a key column is missing, unknown or given twice, or an integer column has another value.
+        ConfigError: a key column is missing, unknown or given twice, or the value of an integer column is
+            not an integer.
     """
     settings, shard = config.table_config(table), config.destination(table).shard
     names = tuple(settings.keys or stored.key)
@@ -213,10 +219,12 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
 def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable) -> Iterator[str]:
     """Yield the values in a text like ``region=a,id=17``, in the order of the key columns ``names``.
 
-    A comma separates two values only if ``column=`` follows it. So values may contain commas.
+    A comma separates two values only if the name of a key column and ``=`` follow it. So values may contain
+    commas.
 
     Raises:
-        ConfigError: a key column is missing, unknown or given twice, or an integer column has another value.
+        ConfigError: a key column is missing, unknown or given twice, or the value of an integer column is
+            not an integer.
     """
     fold = folding(names)
     columns = {fold(name): name for name in names}

@@ -1,10 +1,11 @@
 """Bounds of cuts: the points in the source's history up to which all tables are read before a cut (ADR 36).
 
-A cut shows all tables of a pipeline as of one point, its bound. The worker applies all changes up to the
-bound, publishes the cut, and chooses the next bound. There are two kinds of bounds:
+A cut shows all tables of a pipeline as of one point in the source's history, the cut's bound. The worker
+applies all changes up to the bound, publishes the cut, and chooses the next bound. There are two kinds of
+bounds:
 
-- TiCDC's topics have watermarks. A bound is a commit_ts on the schedule of cuts (``WatermarkBounds``). A
-  partition has passed it once it has a watermark at or after it.
+- TiCDC's topics have watermarks. A bound is a commit_ts that is a multiple of the cuts' interval
+  (``WatermarkBounds``). A partition has passed the bound once it has a watermark at or after the bound.
 - The topics of a Debezium connector have no watermarks. A bound is a checkpoint of the connector: the
   position in the source's log up to which it has sent all rows (``ConnectorBounds``). The partitions' end
   offsets are looked up after the checkpoint was read, so all rows up to the bound are before these offsets.
@@ -55,22 +56,23 @@ class Bounds(Protocol):
     """Chooses the bounds of a pipeline's cuts. Used by the worker's main thread."""
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Update the information by which bounds are chosen, such as the newest watermarks. Called before
-        ``next`` and ``after``.
+        """Update the information from which bounds are chosen, such as the newest watermarks.
 
-        ``tasks``: the pipeline's tables. ``seen``: the current offsets of their topics.
+        Must be called before ``next`` and ``after``. ``tasks``: the pipeline's tables. ``seen``: the current
+        offsets of their topics.
         """
 
     def next(self, *, above: int | None, least: int | None) -> int | None:
-        """Return the bound of the next cut, or None if the source has no suitable one yet.
+        """Return the bound of the next cut, or None if there is no suitable bound yet.
 
-        ``above``: the bound of the last cut; the result is greater. ``least``: the lowest bound under which
-        all tables can be read; the result is not lower.
+        ``above``: the bound of the last cut; the result is greater. ``least``: the highest bound up to which
+        any table was already read; the result is not lower.
         """
 
     def after(self, bound: int) -> int:
-        """Return the bound that follows ``bound``, whose cut is done; ``bound`` itself if there is no later
-        one yet.
+        """Return the next bound after ``bound``, or ``bound`` itself if there is no later bound yet.
+
+        Called when the worker is done with the cut at ``bound``.
         """
 
     def tries_again(self) -> bool:
@@ -80,32 +82,35 @@ class Bounds(Protocol):
         """Look up the end offsets that ``ends`` returns. ``partitions``: numbers of partitions by topic.
 
         Raises:
-            SourceError: a partition does not answer.
+            SourceError: Kafka does not return the end offset of a partition.
         """
 
     def ends(self, topic: str) -> Mapping[int, int] | None:
-        """Return, per partition, an end offset before which all rows up to the bound are.
+        """Return an end offset per partition of the topic: all rows up to the bound have lower offsets.
 
-        None if watermarks show when a partition has passed the bound.
+        None if end offsets are not needed, because watermarks show when a partition has passed the bound.
         """
 
     def time_of(self, bound: int) -> datetime:
-        """Return the time at the source when its log was at the bound."""
+        """Return the source's time when its log reached the bound of a cut."""
 
     @property
     def waits(self) -> str | None:
-        """The reason why there is no bound for the next cut yet; always None for bounds that are times."""
+        """The reason why there is no bound for the next cut yet, as text for users.
+
+        Always None if bounds are times (commit_ts), because then there is always a next bound.
+        """
 
     def close(self) -> None:
         """Close the clients of Kafka and the source database."""
 
 
 class WatermarkBounds:
-    """Chooses the bounds of cuts for topics with watermarks: commit_ts values that are ``every`` seconds
-    apart.
+    """Chooses the bounds of cuts for topics with watermarks: commit_ts values that are multiples of
+    ``every`` seconds.
 
-    Prefers the newest of them that the source has passed according to the watermarks. ``watermark_of``:
-    returns a record's commit_ts if it is a watermark, else None.
+    Prefers the newest multiple that the source has passed according to the watermarks. ``watermark_of``:
+    returns the commit_ts of a record that is a watermark, else None.
     """
 
     waits = None
@@ -124,13 +129,18 @@ class WatermarkBounds:
         self._tasks, self._seen = tasks, seen
 
     def next(self, *, above: int | None, least: int | None) -> int:
-        """Return the newest commit_ts on the schedule of cuts that is above the last cut and not below
-        ``least``.
+        """Return the newest multiple of ``every`` seconds that the source has passed, as a commit_ts.
+
+        If it is not above the last cut (``above``), or is below ``least``, returns the first later multiple
+        that meets both conditions.
         """
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """Return the newest commit_ts on the schedule of cuts that is above ``bound``."""
+        """Return the newest multiple of ``every`` seconds that the source has passed, as the next bound.
+
+        If it is not above ``bound``, returns the first multiple above ``bound``.
+        """
         return self.next(above=bound, least=bound)
 
     def tries_again(self) -> bool:
@@ -151,7 +161,7 @@ class WatermarkBounds:
         """Do nothing: this class opens no clients."""
 
     def _newest(self) -> int:
-        """Return the newest known watermark of any table, or the current time as a commit_ts without one.
+        """Return the newest known watermark of any table. If there is none, the current time as a commit_ts.
 
         If a table has a large lag, watermarks at the end of its topic count too, although the table has not
         read them yet. So a backlog of days becomes one cut and not one cut per interval.
@@ -165,9 +175,10 @@ class WatermarkBounds:
         return max(marks, default=int(time.time() * 1000) << LOGICAL_BITS)
 
     def _tail(self, topic: TopicOffsets) -> int | None:
-        """Return the newest watermark near the end of the topic's partition with the highest end offset.
+        """Return the newest watermark in the last ``_TAIL`` records of one partition of the topic.
 
-        None if the last ``_TAIL`` records have no watermark, or cannot be read.
+        The partition is the one with the highest end offset. None if these records have no watermark, or
+        cannot be read.
         """
         number, partition = max(topic.partitions.items(), key=lambda item: item[1].latest)
         part = OffsetRange(
@@ -193,9 +204,9 @@ def _watermarks(task: TableTask) -> Iterator[int]:
 class ConnectorBounds:
     """Chooses checkpoints of a Debezium connector as bounds, at least ``every`` seconds apart.
 
-    ``reason``: the reason why no later bound exists yet. ``clock``: returns monotonic seconds. ``refusal``:
-    queries the source database, and returns the reason why it does not allow cuts, or an empty text if it
-    does; None if the config has no source database.
+    ``reason``: the reason why no later bound exists yet, as text for users. ``clock``: returns monotonic
+    seconds. ``refusal``: a function that queries the source database, and returns the reason why its
+    transactions do not allow cuts, or an empty text; None if the config has no source database.
     """
 
     def __init__(
@@ -223,7 +234,7 @@ class ConnectorBounds:
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)
-        """Return the source's time at the checkpoint that was chosen last, which is the bound."""
+        """Return the source's time at the checkpoint that was chosen last, which is the cut's bound."""
         assert self._chosen is not None  # noqa: S101  (the bound is its position)
         return datetime.fromtimestamp(self._chosen.time, timezone.utc)
 
@@ -241,9 +252,9 @@ class ConnectorBounds:
     def next(self, *, above: int | None, least: int | None) -> int | None:
         """Return the position of the newest checkpoint if it is above the last cut and not below ``least``.
 
-        Otherwise returns None, and sets ``reason`` if a user has to do something. A checkpoint below a
-        position that tables have already reached means one of two things: the connector sends old changes
-        again, or it reads another server. So nothing is read until the connector has passed that position.
+        Otherwise returns None, and sets ``reason`` if a user has to do something. If the checkpoint is below
+        a position that tables have already reached, the connector sends old changes again, or it reads
+        another server. Then the tables read nothing until the connector has passed their position.
         """
         newest, floor = self._checkpoints.newest, greatest([above, least])
         if newest is None:
@@ -262,7 +273,7 @@ class ConnectorBounds:
         return newest.position
 
     def _is_refused(self) -> bool:
-        """Return True if the source database does not allow a cut at the checkpoint, and set ``reason``.
+        """Return True and set ``reason`` if the source database does not allow a cut at the checkpoint.
 
         The database is queried at most every ``_ASKED_EVERY`` seconds.
         """
@@ -278,10 +289,10 @@ class ConnectorBounds:
         return bool(self._refused)
 
     def after(self, bound: int) -> int:
-        """Return the connector's next checkpoint after ``bound``, whose cut is done.
+        """Return the position of the connector's newest checkpoint, as the next bound after ``bound``.
 
-        Returns ``bound`` until ``every`` seconds have passed since it was chosen, and while the connector has
-        no later checkpoint.
+        Returns ``bound`` itself if it was chosen less than ``every`` seconds ago, or if the connector has no
+        later checkpoint.
         """
         if self._clock() - self._chosen_at < self._every:
             return bound
@@ -289,7 +300,7 @@ class ConnectorBounds:
         return bound if checkpoint is None else checkpoint
 
     def tries_again(self) -> bool:
-        """Return True once per ``every`` seconds: then a cut that could not be written is tried again."""
+        """Return True once per ``every`` seconds, to retry a cut that could not be written."""
         if self._clock() - self._chosen_at < self._every:
             return False
         self._chosen_at = self._clock()
@@ -299,7 +310,7 @@ class ConnectorBounds:
         """Look up the end offsets of ``partitions``, once per partition and bound.
 
         Raises:
-            SourceError: a partition does not answer.
+            SourceError: Kafka does not return the end offset of a partition.
         """
         if self._chosen is None:
             return
@@ -324,7 +335,8 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
     """Return True if nothing was applied to a table, and its topic has no records up to the bound.
 
     ``progress``: the table's progress, or None if the table is not open. ``starts``: the first offset per
-    partition that the table can read. ``ends``: the end offset per partition after the bound was chosen.
+    partition that the table can read. ``ends``: the end offset per partition, looked up after the bound was
+    chosen.
     """
     if progress is not None and progress.topics:
         return False
@@ -334,9 +346,10 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
 def open_bounds(
     context: WorkerContext, cuts: CutSettings, watermark_of: Callable[[Message], int | None]
 ) -> Bounds:
-    """Return the bounds of a pipeline's cuts: checkpoints if the config names a connector, else watermarks.
+    """Return the object that chooses the bounds of a pipeline's cuts.
 
-    ``watermark_of``: returns a record's commit_ts if it is a watermark, else None.
+    It chooses a connector's checkpoints if the config names a connector, else times from watermarks.
+    ``watermark_of``: returns the commit_ts of a record that is a watermark, else None.
     """
     source = context.config.source
     debezium = source.debezium
@@ -350,7 +363,9 @@ def open_bounds(
 
 
 def _refusal(settings: DatabaseSettings) -> str:
-    """Query the source database, and return the reason why it does not allow cuts, or an empty text.
+    """Return the reason why the source database does not allow cuts, or an empty text if it allows them.
+
+    The reason is that it has XA transactions.
 
     Raises:
         ConfigError: the database refuses the user.

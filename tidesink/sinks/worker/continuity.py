@@ -1,8 +1,8 @@
-"""Checks before each batch that a table's topic still continues what was applied, and claiming a table.
+"""Checks before each batch that no record of a table's topic was lost. Also opens and claims the table.
 
-Records can be lost without an error of Kafka: a topic is deleted and created again, retention or compaction
-removes records before they are read, or a partition's log is truncated after a broker failed. Each of these
-cases must stop the table with an error that names the remedy.
+Kafka can lose records without reporting an error: a topic is deleted and created again, retention or
+compaction removes records before they are read, or a partition's log is truncated after a broker failed. Each
+of these cases must stop the table with an error that names the remedy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 class Continuity:
-    """Checks that one table's topic continues what was applied to the table. Used by one thread at a time."""
+    """Checks that one table's topic was not replaced or truncated, and that no unread record expired.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
         self._context = context
@@ -66,7 +69,7 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that the topic was not replaced since it was read, and that it still has the next records.
+        """Check that the topic is still the one that was read, and still has the records to read next.
 
         Args:
             progress: The table's progress in the topic, or None if nothing of the topic was applied.
@@ -77,8 +80,8 @@ class Continuity:
                 nothing for the table.
 
         Returns:
-            False if skipped records were replaced by other records in Kafka. The caller must read again from
-            the committed offsets. Otherwise True.
+            True if the table can continue. False if Kafka has replaced skipped records by other records: then
+            the caller must read again from the committed offsets.
 
         Raises:
             SourceError: the topic was replaced, unread records expired, or a partition's log was truncated
@@ -97,14 +100,14 @@ class Continuity:
     def follows(
         self, offsets: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """Return True if the partitions' logs still have the ``known`` records before the ``read`` ones.
+        """Return True if the records that were just read follow the records that were handled before.
 
-        A new leader may have truncated a log and written other records at the same offsets. ``known``: the
-        last record per partition that was applied or skipped. ``read``: the last record per partition that
-        was read now.
+        False if a new partition leader has truncated a log and written other records at the same offsets.
+        ``known``: the last record per partition that was applied or skipped before. ``read``: the last record
+        per partition that was just read.
 
         Raises:
-            SourceError: a log was truncated below a known record, and a retry would not help.
+            SourceError: a log was truncated below a record in ``known``, and a retry would not help.
         """
         return self._logs.follows(offsets, known, read)
 
@@ -112,6 +115,8 @@ class Continuity:
         self, progress: TopicProgress, offsets: TopicOffsets, passed: Mapping[int, LastRecord]
     ) -> bool:
         """Return True if the partitions' logs still have all applied and skipped records.
+
+        False if only skipped records are missing.
 
         Raises:
             SourceError: a log was truncated below the applied offset, so applied records no longer exist.
@@ -144,7 +149,7 @@ class Continuity:
             offsets: The topic's current offsets.
             batch: Number of the table's last batch.
             caught_up: Remembers when the table was last at the end of its topic; is updated.
-            pauses: The user's acceptances; gets the fault that a user can accept.
+            pauses: Has the faults that users accepted. The fault "deletes may be missing" is stored in it.
             repaired: True if a requested resync will repair the whole table.
             passed: The last record per partition that was skipped without a commit.
 
@@ -152,7 +157,7 @@ class Continuity:
             The result of ``check_topic``.
 
         Raises:
-            SourceError: an error of ``check_topic``, or deletes may be missing and no user accepted that.
+            SourceError: ``check_topic`` failed, or deletes may be missing and no user accepted that.
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
@@ -177,7 +182,7 @@ class Continuity:
         """Check that a user accepted that deletes may be missing.
 
         Raises:
-            SourceError: no user accepted it. ``pauses`` gets the text and the digest for the acceptance.
+            SourceError: no user accepted it. The fault is stored in ``pauses``, so that a user can accept it.
         """
         digest = digest_of(progress)
         if digest not in pauses.accepted:
@@ -188,7 +193,7 @@ class Continuity:
     def _has_read(self, progress: TopicProgress, offsets: TopicOffsets, since: float) -> bool:
         """Return True if the table has read every record that was written before ``since`` (s since 1970).
 
-        Judged by the unread records that Kafka still has: the oldest must be from ``since`` or later.
+        This is the case if the oldest unread record that Kafka still has is from ``since`` or later.
         """
         next_offsets = {number: partition.next_offset for number, partition in progress.partitions.items()}
         unread = [
@@ -201,7 +206,7 @@ class Continuity:
 
 
 def late_start(topic: str, offsets: TopicOffsets) -> tuple[str, ...]:
-    """Return a warning if the first records of a topic expired before the topic was first read."""
+    """Return a warning if the first records of a topic expired before it was first read, else nothing."""
     late = _late(offsets)
     if not late:
         return ()
@@ -213,10 +218,10 @@ def late_start(topic: str, offsets: TopicOffsets) -> tuple[str, ...]:
 
 
 def _check_beginning(offsets: TopicOffsets, settings: TableConfig) -> None:
-    """Check that a topic that did not exist when the table was loaded still has its first records.
+    """Check that a topic still has its first records, if it was created after the table was loaded.
 
     Raises:
-        SourceError: its first records expired before they were read.
+        SourceError: the topic's first records expired before they were read.
     """
     late, table = _late(offsets), settings.table
     if not late:
@@ -246,10 +251,10 @@ def _late(offsets: TopicOffsets) -> str:
 class FirstRecords:
     """Detects a replaced topic by its first records, for brokers without topic ids.
 
-    Remembers the offset and timestamp of each partition's first record. In the same topic, the first offset
-    only grows, because retention and compaction remove the oldest records, and the record at an offset never
-    changes. Limitation: a new topic is not noticed if its own first records were removed up to a higher
-    offset.
+    Remembers the offset and timestamp of each partition's first record. As long as the topic is not replaced,
+    its first offset only grows, because retention and compaction remove records, and the record at an offset
+    never changes. Limitation: a replaced topic is not noticed if its first record has a higher offset than
+    the remembered one, because older records of the new topic were removed already.
     """
 
     def __init__(self, table: TableId, topic: str, *, pipeline: str, store: StateStore) -> None:
@@ -260,10 +265,10 @@ class FirstRecords:
     def check(
         self, progress: TopicProgress | None, offsets: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
-        """Compare each partition's first record with the first record that was stored earlier, and store it.
+        """Compare each partition's first record with the one that an earlier call stored, and store it.
 
-        Without ``progress``, the records are stored and not compared, since the topic is read from its
-        beginning. The brokers are only queried if a partition's first record is not known in this run.
+        Without ``progress``, the records are stored and not compared, because the topic is read from its
+        beginning. The brokers are only queried if this run does not know a partition's first record yet.
 
         Raises:
             SourceError: the topic was replaced, or the brokers refuse the request.
@@ -304,14 +309,14 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
 def opened(
     context: WorkerContext, decoding: Decoding, settings: TableConfig, counters: TableCounters, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Open the table at the target and claim it for this worker; close it again if that fails.
+    """Open the table at the target and claim it for this worker. Close it again if the claim fails.
 
-    Returns the open table with its progress (``Hold``), and its tombstones (the target's memory of deletes)
-    if it stores any.
+    Returns the open table with its progress (``Hold``), and the object that removes its old tombstones. The
+    latter is None if the target stores no tombstones (keys of deleted rows).
 
     Raises:
         AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
-        ConfigError: the config has cuts, but records were already applied to the table without cuts.
+        ConfigError: the config has cuts, but records were applied to the table before cuts were configured.
         StaleProgressError: another worker took over the table, or it was restored from a backup.
         TargetError: the target refuses the table.
     """
@@ -331,9 +336,11 @@ def opened(
 def taken(
     context: WorkerContext, table: TargetTable, name: TableId, counters: TableCounters, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Claim the next epoch of an open table, so that other workers can no longer commit to it.
+    """Claim an open table for this worker, so that other workers can no longer commit to it.
 
-    Returns the open table with its progress (``Hold``), and its tombstones if it stores any.
+    The claim increases the table's epoch, a number that each commit must have. Returns the open table with
+    its progress (``Hold``), and the object that removes its old tombstones. The latter is None if the target
+    stores no tombstones (keys of deleted rows).
 
     Raises:
         AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
@@ -349,7 +356,8 @@ def taken(
     progress = table.committed()
     if progress != claim.progress:
         raise StaleProgressError(
-            "The progress changed between the claim and the first read. Another worker holds the table.",
+            "The table's progress in the target changed while this worker took over the table, so another "
+            "worker writes to it. Run only one worker for each table.",
             table=str(name),
         )
     check_not_restored(context.store, progress, location, life=counters.life)
@@ -372,10 +380,10 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
 
 
 def check_bounded(progress: Progress) -> None:
-    """Check that all records of a table were applied under cuts.
+    """Check that no record was applied to a table while the config had no cuts.
 
     Raises:
-        ConfigError: records were applied without cuts, so the source position of the rows is unknown.
+        ConfigError: records were applied without cuts, so the source position of the table's rows is unknown.
     """
     if progress.topics and progress.bound is None:
         raise ConfigError(

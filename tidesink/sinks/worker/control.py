@@ -70,36 +70,36 @@ class SnapshotControl:
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
-        """Return the requests with a new snapshot, which replaces the last request.
+        """Return the requests with a request for a new snapshot, which replaces the last one.
 
-        ``now``: seconds since 1970. It is the new number, unless a higher one is needed, so that the number
-        is new even if the state store was lost. ``last``: number of the snapshot in the table's status. The
-        new number is above it, even if the clock is slow.
+        The new snapshot's number is the time ``now`` (seconds since 1970), so that it is higher than earlier
+        numbers even if the state store was lost. If the clock is slow, it is one above the highest known
+        number. ``last``: number of the snapshot in the table's status.
         """
         number = max(self.started + 1, self.cancelled + 1, last + 1, int(now))
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
     def cancel(self, *, last: int = 0) -> SnapshotControl:
-        """Return these requests, with all snapshots cancelled that were requested or begun until now.
+        """Return these requests, with all snapshots cancelled that were requested or begun so far.
 
         ``last``: number of the snapshot in the table's status.
         """
         return SnapshotControl(self.started, max(self.started, self.cancelled, last))
 
     def outrun(self, started: int, number: int) -> SnapshotControl:
-        """Return these requests without the snapshot request ``started``, whose number is too low for it to
-        begin.
+        """Return these requests without the request for snapshot ``started``, which can never begin.
 
-        ``number``: number of the snapshot in the target's progress, which replaces it.
+        The number ``started`` is too low, because later snapshots have begun already. ``number``: number of
+        the last snapshot in the target's progress. It becomes the number of the last request, so that the
+        next request gets a higher number.
         """
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
     def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
-        """Return these requests without the snapshot request ``started``, which is not possible for the
-        table.
+        """Return these requests without the request for snapshot ``started``, which the table cannot have.
 
-        ``before``: number of the snapshot that continues instead, or 0. ``begun``: True if the refused
-        snapshot has applied rows already. Then it counts as cancelled.
+        ``before``: number of the earlier snapshot that continues instead, or 0. ``begun``: True if the
+        refused snapshot has applied rows already. Then it counts as cancelled.
         """
         if self.started != started:
             return self
@@ -156,7 +156,7 @@ class TableControl:
         return replace(self.resume(accepted), rests=self.rests)
 
     def rewound(self, asked: RewindControl) -> TableControl:
-        """Return the requests with the rewind ``asked``, which replaces an unfinished one."""
+        """Return the requests with the rewind ``asked``, which replaces an unfinished rewind."""
         number = max(asked.number, self.rewind.number + 1 if self.rewind is not None else 0)
         return replace(self, rewind=replace(asked, number=number))
 
@@ -209,7 +209,7 @@ class Requests:
 def change_control(
     store: StateStore, pipeline: str, table: TableId, change: Callable[[TableControl], TableControl]
 ) -> TableControl:
-    """Replace the requests to a table by the result of ``change``, and return the new requests.
+    """Change the stored requests to a table with the function ``change``, and return the new requests.
 
     Raises:
         StateStoreError: the store does not answer, or other commands kept changing the requests meanwhile.
@@ -287,7 +287,7 @@ class Decision(NamedTuple):
 
 
 def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision]) -> None:
-    """Store decisions together with the schema changes that they are about, to list them later.
+    """Store users' decisions together with the schema changes that they are about, to list them later.
 
     Raises:
         StateStoreError: the store does not answer, or other commands kept storing decisions meanwhile.
@@ -307,9 +307,10 @@ def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision
 
 
 def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
-    """Return the stored decisions that are still valid, oldest first.
+    """Return the users' stored decisions about schema changes, oldest first.
 
-    If several decisions are about the same schema change of a table, only the last one is returned.
+    If several decisions are about the same schema change of a table, only the last one is returned. A
+    decision that was stored but never sent to the table is not returned.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -337,15 +338,17 @@ _REFUSED: Final = "refused-restore"
 def check_not_restored(store: StateStore, progress: Progress | None, location: str, *, life: int = 0) -> None:
     """Check that the table at the target was not restored from a backup, unless a user accepted that.
 
-    A restored table is at a lower batch number than the table's status records. A table without progress is
-    accepted: it is loaded from the start of its topic, like a table that was removed on purpose.
+    A table was restored if its batch number in the target is lower than the one in its status in the state
+    store. A table without progress passes the check: it is loaded from the start of its topic, like a table
+    that was removed on purpose.
 
     Args:
         store: The state store with the table's status.
         progress: The progress in the target, or None if the target has no progress.
         location: The table's location at the target.
-        life: Number of times that the table's epochs started again (``TableStatus.life``). With the epoch of
-            ``progress``, it makes the status accept a lower batch number.
+        life: Number of times that the table's epochs started again (``TableStatus.life``). It is stored in
+            the status together with the epoch of ``progress``, because otherwise the state store would not
+            accept a status with a lower batch number.
 
     Raises:
         StaleProgressError: the table was restored from a backup, or another worker took it over.
@@ -369,12 +372,12 @@ def check_not_restored(store: StateStore, progress: Progress | None, location: s
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
-    """Accept that a table was restored from a backup, so that the next worker continues from its state.
+    """Accept that a table was restored from a backup, so that the next worker continues from that backup.
 
     Returns the number of the last batch that was committed before the restore.
 
     Raises:
-        ConfigError: no worker of this pipeline has worked on the table, or none found it restored.
+        ConfigError: no worker of this pipeline has worked on the table, or no worker found it restored.
     """
     status = store.status_of(pipeline, table)
     if status is None:
@@ -384,8 +387,8 @@ def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
     name = _name(pipeline, table)
     if store.load_document(_REFUSED, name) is None:
         raise ConfigError(
-            f"No worker found {table} restored from a backup, so there is nothing to accept. Run a worker "
-            "first, which reports the restored batch.",
+            f"No worker found {table} restored from a backup, so there is nothing to accept. If the table "
+            "was restored, run a worker first. It stops with an error that names the restored batch.",
             table=str(table),
         )
     store.save_document(_ACCEPTED_KIND, name, status.batch)
@@ -406,10 +409,10 @@ def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressErro
     table = progress.table
     return StaleProgressError(
         f"{location} is at batch {progress.batch}, but batch {batch} was committed to it, so it was restored "
-        "from a backup. You have three options. Restore a state that has all batches. Or, if the rows are "
+        "from a backup. You have three options. 1. Restore a state that has all batches. 2. If the rows are "
         f"exactly those of the restored batch, accept it with `tidesink accept-restored {table}` and start "
-        "the worker again, which reads the later changes from Kafka again. Or remove the table and its "
-        "progress, and let the worker load it from the start of its topic.",
+        "the worker again. It then reads the later changes from Kafka again. 3. Remove the table and its "
+        "progress from the target. The worker then loads it from the start of its topic.",
         table=str(table),
     )
 
@@ -423,7 +426,7 @@ MISSED: Final = "missed-deletes"
 class Unaccepted(NamedTuple):
     """A fault that stops a table until a user accepts it with ``tidesink resume --accept``.
 
-    ``text``: the error message. ``digest``: identifies the fault in the acceptance.
+    ``text``: the error message. ``digest``: identifies the fault in the user's acceptance.
     """
 
     text: str
@@ -453,8 +456,8 @@ class Pauses:
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
         """Return ``rest`` if the table must pause now, ``go on`` if it must continue now, or else None.
 
-        Compares the requests with those of the previous call. The first call never returns ``go on``.
-        ``waits``: True if the table is paused or failing.
+        Compares the users' requests ``asked`` with those of the previous call. The first call never returns
+        ``go on``. ``waits``: True if the table is paused or failing.
         """
         before, self._resumed = self._resumed, asked.resumed
         self.accepted = asked.accepted
@@ -473,7 +476,8 @@ class Pauses:
         """Record that a batch's event counts did not add up, so that the table stays stopped even after a
         restart.
 
-        Returns the advice that follows the error's message. ``rank``: the rank of the table's last batch.
+        Returns the advice to the user that follows the error's message. ``rank``: life, epoch and number of
+        the table's last batch.
         """
         if self._broken is None or self._broken.text != error.message:
             digest = sha256(f"{rank} {error.message}".encode()).hexdigest()[:16]
@@ -484,14 +488,14 @@ class Pauses:
         )
 
     def check_law(self, before: TableStatus | None, location: str) -> None:
-        """Check that no earlier batch had event counts that did not add up, unless a user accepted it.
+        """Check that the event counts of all earlier batches added up, or that a user accepted the fault.
 
-        ``before``: the table's status before this worker claimed the table; it records the fault.
+        ``before``: the table's status before this worker claimed the table; a fault is recorded there.
         ``location``: the table's location at the target. A fault of a table at another location does not
         count.
 
         Raises:
-            AccountingError: the recorded fault.
+            AccountingError: event counts did not add up, and no user accepted that.
         """
         fault = before.details.get(BROKEN) if before and before.details.get(PLACE) == location else None
         # A fault that this worker found counts too, because the state store may not have recorded it.
@@ -506,9 +510,7 @@ class Pauses:
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """Record the table's new state. Forget the schema changes that the table waited for, unless it is
-        PAUSED.
-        """
+        """Record the table's new state. Unless it is PAUSED, the table no longer waits for schema changes."""
         if state != "PAUSED":
             self._pending = ()
 
@@ -524,7 +526,7 @@ class Pauses:
         )
 
     def details(self) -> dict[str, Any]:
-        """Return the details of the table's status that describe its pauses and faults, as JSON."""
+        """Return the table's pauses and faults as JSON, for the details of its status."""
         shown: dict[str, Any] = {"rests": True} if self._asked else {}
         if self._pending:
             shown["pending"] = [pending.as_json() for pending in self._pending]
@@ -538,7 +540,7 @@ class Pauses:
 def _reason(pending: Pending, named: str) -> str:
     """Explain which schema change a table waits for, and which commands decide about it.
 
-    ``named``: the argument of these commands, which identifies the change.
+    ``named``: the argument that names the change in these commands: the table, or the change's short digest.
     """
     change = pending.change
     if not pending.accepts:

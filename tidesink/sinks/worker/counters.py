@@ -31,11 +31,12 @@ _WARNED: Final = (
 
 
 class TableCounters:
-    """Counts a table's events: those of this run, and those of all runs, which the state store keeps.
+    """Counts a table's events in this run and in all runs. The state store keeps the counts of all runs.
 
-    ``run``, ``total``: the events of this run and of all runs. ``batch``, ``commit_ts``: those of the last
-    batch. ``place``: the table's location at the target. ``life``, ``epoch``: identify the worker's hold on
-    the table (``TableStatus``). ``caught_up``: when the table was last at the end of a compacted topic.
+    ``run``: counts of this run. ``total``: counts of all runs. ``batch``, ``commit_ts``: number and commit_ts
+    of the last batch. ``place``: the table's location at the target. ``life``, ``epoch``: identify the worker
+    that has claimed the table (``TableStatus``). ``caught_up``: when the table was last at the end of a
+    compacted topic.
     """
 
     def __init__(self) -> None:
@@ -56,24 +57,25 @@ class TableCounters:
 
     @property
     def rank(self) -> Rank:
-        """Life, epoch and number of the last batch. Statuses are compared by it: a lower rank is older."""
+        """Life, epoch and number of the last batch. Of two statuses, the one with the lower rank is older."""
         return self.life, self.epoch, self.batch
 
     def claimed(self, epoch: int, before: TableStatus | None) -> None:
         """Record that this worker has claimed the table with the epoch ``epoch``.
 
         ``before``: the table's status before the claim. If its epoch is not below the new epoch, the table at
-        the target is new or was restored from a backup, so its epochs began again: ``life`` is increased.
+        the target is new or was restored from a backup, so its epochs began again. Then ``life`` is
+        increased.
         """
         self.life = before.life + (epoch <= before.epoch) if before is not None else 0
         self.epoch = epoch
         self._held, self._resumed = True, False
 
     def resume(self, context: WorkerContext, table: TableId) -> bool:
-        """Load the counters of all runs from the state store, if another worker may have changed them.
+        """Load the counters of all runs from the state store, because another worker may have changed them.
 
-        Once this worker has claimed the table, they are loaded a last time: no other worker counts from then
-        on. Always returns True.
+        After this worker has claimed the table, the counters are loaded only once more, because from then on
+        no other worker changes them. Always returns True.
         """
         if not self._resumed:
             status = context.store.status_of(context.config.pipeline, table)
@@ -97,7 +99,7 @@ class TableCounters:
             self.life, self.epoch = status.life, status.epoch
 
     def stands(self, progress: Progress, location: str) -> None:
-        """Record where the table is in the target and which progress it has, when the table is opened."""
+        """Record the table's location and progress in the target, when the table is opened."""
         if location != self.place:
             self._left = ""
         if location != self.place or progress.batch < self.caught_up.batch:
@@ -121,15 +123,18 @@ class TableCounters:
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *first_warnings)))
 
     def left(self) -> dict[str, Any]:
-        """Return the status detail ``LEFT``: why Spark, and not tidesink's tasks, wrote the last batch into a
-        lake.
+        """Return the reason why a Spark job wrote the last batch, and not tidesink's own tasks.
 
-        Empty if the tasks wrote the last batch that had rows, or if the target is not a lake.
+        The reason is a detail of the table's status, under the key ``LEFT``. Empty if tidesink's tasks wrote
+        the last batch with rows, or if the target is not a lake (Delta or Iceberg).
         """
         return {LEFT: self._left} if self._left else {}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
-        """Return the status detail about the last removal of tombstones, by this worker or an earlier one."""
+        """Return the result of the last removal of old tombstones, as a detail of the table's status.
+
+        This worker or an earlier one has removed them.
+        """
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
         recorded = self._tombstones
@@ -144,10 +149,10 @@ _TIMES_A_RETENTION: Final = 4
 
 
 def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
-    """Return the horizon: the commit_ts up to which tombstones may be removed.
+    """Return the horizon: the commit_ts up to which tombstones (keys of deleted rows) may be removed.
 
-    It is ``retention`` seconds before the applied commit_ts or watermark of the slowest partition. None if a
-    partition of ``topic`` has applied nothing with a commit_ts yet.
+    It is ``retention`` seconds before the applied commit_ts or watermark of the slowest partition. None if
+    this is not known yet, because nothing with a commit_ts was applied from some partition of ``topic``.
     """
     topic_progress = progress.topics.get(topic)
     passed = [
@@ -159,12 +164,12 @@ def next_horizon(progress: Progress, topic: str, retention: float) -> int | None
 
 
 class Tombstones:
-    """Removes old tombstones of one table. A tombstone is the target's memory that a row was deleted.
+    """Removes old tombstones of one table. A tombstone is the key of a deleted row, stored in the target.
 
-    Tombstones prevent that an older change brings a deleted row back. ``retention``: seconds of the source's
-    time after which they are removed, or None to keep them forever. ``horizon``: commit_ts up to which they
-    were removed. It is never lowered, because removed tombstones cannot be restored. ``last``: result of the
-    last removal in this run.
+    Without its tombstone, a deleted row would come back if an older change of the row is applied later.
+    ``retention``: seconds of the source's time after which tombstones are removed, or None to keep them
+    forever. ``horizon``: commit_ts up to which tombstones were removed. It is never lowered, because removed
+    tombstones cannot be restored. ``last``: result of the last removal in this run.
     """
 
     def __init__(self, table: SequencedTable, retention: float | None) -> None:

@@ -1,12 +1,12 @@
-"""Cuts: publishes a consistent version of all tables of a pipeline, one bound after the other (ADR 36).
+"""Cuts: publishes consistent versions of all tables of a pipeline (ADR 36).
 
-The bound is a point in the source's history (``worker.bounds``). All tables apply changes up to the bound and
-no later ones. Once every table has reached the bound, the cut is published, which names the tables' versions
-at the target. Then the next bound is chosen.
+A cut shows all tables as of one point in the source's history, its bound (``worker.bounds``). All tables
+apply the changes up to the bound and no later changes. Once every table has reached the bound, the cut is
+published: a list of the tables' versions at the target. Then the next bound is chosen.
 
 One ``Cuts`` object chooses the bound for all tables, in the worker's main thread. After a worker was killed,
-the next one finds the last cut, and the bound that each table's progress records. It begins with a bound that
-is not below any of them, so that no table has applied changes above the new bound.
+the next one reads the last cut's bound and the bound in each table's progress. Its first bound is not below
+any of these, so that no table has applied changes above it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _BEAT_SECONDS: Final = 1.0
 
 
 class Cuts:
-    """Publishes the cuts of a worker's tables. ``bound``: the current bound, or None until it is chosen."""
+    """Publishes the cuts of a worker's tables, and chooses their bounds.
+
+    ``bound``: the bound of the next cut, or None until it is chosen.
+    """
 
     def __init__(
         self,
@@ -72,13 +75,13 @@ class Cuts:
         self._shown: Mapping[str, Any] | None = None
 
     def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
-        """Publish the cut if all its tables have reached the bound, and then choose the next bound.
+        """Publish the cut and choose the next bound, if all tables of the cut have reached its bound.
 
         Returns True if the bound changed, so that tables may read further. ``busy``: the tables that are
         running a batch. ``seen``: the current offsets of the topics.
 
         Raises:
-            TidesinkError: the target's log of earlier cuts cannot be read.
+            TidesinkError: the list of published cuts cannot be read from the target.
         """
         if not tasks:
             return False
@@ -107,7 +110,7 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Set the current bound in the task of a table that is not running a batch."""
+        """Pass the bound of the next cut to a table's task. The task must not be running a batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
@@ -124,7 +127,7 @@ class Cuts:
     def _is_empty(self, task: TableTask, seen: Look) -> bool:
         """Return True if nothing was applied to a table, and its topic has no records up to the bound.
 
-        The table has no version at the target that the cut could name.
+        Then the cut leaves out the table, because it has no version at the target.
         """
         offsets, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
         if ends is None or offsets is None:
@@ -136,7 +139,7 @@ class Cuts:
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
-        """Choose the first bound, or a higher one if an open table has already applied changes above it."""
+        """Choose the first bound of a cut, or a higher one if a table has applied changes above the bound."""
         bounds = [bound for task in tasks if (bound := task.least_bound) is not None]
         least = max(bounds, default=None)
         if self.bound is None or (least is not None and least > self.bound):
@@ -151,9 +154,7 @@ class Cuts:
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """Return, for each table, the reason why it has not reached the bound; an empty text for a table that
-        has.
-        """
+        """Return the reason why each table has not reached the cut's bound; an empty text if it has."""
         return {task: _obstacle(task, seen.found.get(task.topic), self.bound) for task in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
@@ -184,9 +185,9 @@ class Cuts:
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
-        """Return the tables of the cut with their versions, after protecting each version from removal.
+        """Look up the tables' versions for the cut, and protect each version from removal at the target.
 
-        None if the version of a table cannot be looked up. Then the cut is not published.
+        Returns None if that fails for a table. Then the cut is not published.
         """
         tables = dict[CutTable, TargetTable]()
         for task in tasks:
@@ -228,19 +229,18 @@ class Cuts:
             thread.join()
 
     def _by_position(self) -> dict[str, Any]:
-        """Return status details for bounds that are a connector's positions: the last cut's time, the reason
-        to wait.
+        """Return the last cut's time and the reason why there is no next bound yet, for the cuts' status.
 
-        Empty for bounds that are times.
+        Empty if bounds are times and not positions of a connector.
         """
         waits = self._bounds.waits
         return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
-        """Save the cut's state, which ``tidesink status`` shows, in the state store if it changed.
+        """Save the state of the cuts in the state store if it changed. ``tidesink status`` shows it.
 
-        ``blocked``: what keeps each table from reaching the bound. ``outside``: tables that the cut leaves
-        out.
+        ``blocked``: the reason why each table has not reached the bound. ``outside``: tables that the cut
+        leaves out.
         """
         shown = {
             "last": self._last,
@@ -260,14 +260,14 @@ class Cuts:
 
 
 def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
-    """Return True if tables wait for the cut, and none of the tables that it waits for can reach the bound.
+    """Return True if tables wait for the cut, and no table that the cut waits for can reach the bound now.
 
-    A table cannot reach it if it is paused or failing, if its topic does not answer, or if it must first read
-    records above the bound in old partitions of its topic.
+    A table cannot reach the bound if it is paused or failing, if no broker answers for its topic, or if it
+    must first read records above the bound in old partitions of its topic.
 
     Args:
         blocked: The reason why each table has not reached the bound; an empty text if it has reached it.
-        outside: Tables that the cut leaves out, and so does not wait for.
+        outside: Tables that the cut leaves out. It does not wait for them.
         seen: The current offsets of the topics.
     """
     stuck = {task for task in blocked if task.obstacle or task.stalled or task.topic in seen.unanswered}
@@ -277,7 +277,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
-    """Return the reason why a table has not reached ``bound``, or an empty text if it has reached it."""
+    """Return the reason why a table has not reached the cut's bound, or an empty text if it has."""
     if task.obstacle:
         return task.obstacle
     if offsets is None:
@@ -298,8 +298,8 @@ def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) 
 def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
     """Return the numbers of the partitions that may have records up to the bound.
 
-    Without watermarks, a new partition that has no records is left out. No batch reads it, so it is not part
-    of the table's progress yet.
+    If the topic has no watermarks, partitions without records are left out, because no batch reads them and
+    so they are not in the table's progress.
     """
     ends = task.ends
     if ends is None:
@@ -310,9 +310,9 @@ def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
     """Return the current version of a table, and protect it from removal at the target for ``keep`` seconds.
 
-    The version is protected before the cut names it. If the worker is killed in between, a version stays
-    protected that no cut names, which does no harm. In the other order, a cut could name a version that is
-    removed.
+    The version is protected before the cut is published. If the worker is killed in between, a version stays
+    protected that belongs to no cut, which does no harm. In the other order, a cut could contain a version
+    that was removed.
 
     Raises:
         StaleProgressError: another worker holds the table.
@@ -327,9 +327,9 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
 
 
 def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
-    """Return what ``tidesink status`` shows of a pipeline's cuts, or None if it has no cuts.
+    """Return the state of a pipeline's cuts for ``tidesink status``, or None if the pipeline has no cuts.
 
-    The last cut, the next one, and what keeps tables from reaching it.
+    It has the last cut, the bound of the next cut, and the reason why each table has not reached that bound.
 
     Raises:
         StateStoreError: the store does not answer.

@@ -24,7 +24,7 @@ class TableTasks:
     """All tasks of a pipeline, by topic and table. Used by the worker's main thread.
 
     ``tables_of``: returns the tables that a topic contains. ``asked``: returns the tables for which a user
-    requested a snapshot. They get a task even if their topic has no record of them.
+    requested a snapshot. These tables get a task even if their topic has no record of them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TableTasks:
         return sum(map(len, self._table_tasks.values()))
 
     def missed(self, seen: Look) -> frozenset[str]:
-        """Return the topics that are missing or too short, and so would stop a table.
+        """Return the topics that would stop a table, because they are missing or too short.
 
         A topic is missing if a table or the config names it, and the brokers do not list it. It is too short
         if it ends below an offset that a table has read already.
@@ -135,7 +135,7 @@ class TableTasks:
     def _may_come(self, topic: str) -> bool:
         """Return True if a topic may be missing, because the changefeed creates it with the first change.
 
-        A topic that the config names must exist. So must all topics of a pipeline with cuts, which wait for
+        A topic that the config names must exist. With cuts, all topics must exist, because a cut waits for
         the watermarks of every topic.
         """
         config = self._context.config
@@ -148,7 +148,7 @@ class TableTasks:
         return followed and all(task.state == "IDLE" for task in tables.values())
 
     def _is_read(self, offsets: TopicOffsets) -> bool:
-        """Return True if tasks and look-ups together have read a topic up to the end offsets given."""
+        """Return True if tasks and look-ups together have read a topic to the end offsets in ``offsets``."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
         read = furthest((looked, *(task.read_up_to(offsets) for task in tasks)))
@@ -167,7 +167,7 @@ class TableTasks:
 
     @property
     def look_ups(self) -> Future[Any] | None:
-        """The future of the searches for tables whose results were not collected yet, or None."""
+        """The future of a search for tables whose result was not collected yet, or None."""
         topics = None if self._look_ups is None else self._look_ups.under_way
         return topics if topics is not None else self._quiet.under_way
 
@@ -188,9 +188,7 @@ class TableTasks:
             table_task.close()
 
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
-        """Return topic and name of each table that earlier runs found, until ``follow`` has checked the
-        topics.
-        """
+        """Return the topic and name of each table that earlier runs found, until ``follow`` handles it."""
         if self._earlier is None:
             config = self._context.config
             stored = [
@@ -228,7 +226,7 @@ class TableTasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Return True if a topic has tasks, and all of them wait for a user's intervention."""
+        """Return True if a topic has tasks, and all of them continue only after a user's intervention."""
         tables = self._table_tasks[topic].values()
         return bool(tables) and all(task.is_stuck for task in tables)
 
@@ -248,9 +246,10 @@ class TableTasks:
             table_task.refuse(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
-        """Report an error for a topic whose tables cannot be looked up, as a table with an unknown name.
+        """Report that the tables of a topic cannot be looked up.
 
-        The look-up is retried later. Other topics are not affected.
+        As the tables are not known, the error is reported as the failure of a table with an unknown name. The
+        look-up is retried later. Other topics are not affected.
         """
         tasks, name = self._table_tasks[topic], _unknown(topic)
         if name not in tasks or not tasks[name].cools_down:

@@ -1,9 +1,10 @@
 """Look-ups: search topics for the tables that they contain, in a background thread.
 
 A look-up may wait for Kafka, for the schema registry, or for the first row of a topic. Meanwhile, the tables
-of other topics continue. Each topic is searched for a limited time, then it is the next topic's turn.
+of other topics continue. Each topic is searched for a limited time before the next topic is searched.
 
-A second thread asks the source database for tables of which the topics have no record (``QuietTables``).
+A second thread lists the tables of the source database, to find tables that have no record in the topics
+(``QuietTables``).
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class TableFinder(Protocol):
         """
 
     def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search the topic for tables, which ``known`` returns from then on. Called by the look-up thread.
+        """Search the topic for tables. ``known`` returns them afterwards. Called by the look-up thread.
 
         Args:
             offsets: The topic's current offsets.
-            read: The offset per partition up to which the topic's tasks have read it, if all have stopped.
+            read: The offset per partition up to which the topic's tasks have read it, if all of them have
+                stopped; else None.
             goes_on: Returns False when the time of the search is over.
 
         Returns:
@@ -101,7 +103,7 @@ class NamedTables:
         return self._context.topics.tables(topic).known()
 
     def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search the part of the topic that neither this run's tasks nor earlier runs have read."""
+        """Search the records of the topic that neither this run's tasks nor earlier runs have read."""
         return self._context.topics.tables(offsets.topic).look(
             self._context.spark,
             offsets,
@@ -110,10 +112,10 @@ class NamedTables:
         )
 
     def _recorded(self, offsets: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """Yield, for each known table, the next offset per partition that its stored progress has in the
-        topic.
+        """Yield the next offset per partition from the stored progress of each known table in the topic.
 
-        Records before these offsets need no search: the worker that read them recorded all their tables.
+        Records before these offsets need no search, because the worker that read them has recorded their
+        tables.
         """
         store, pipeline = self._context.store, self._context.config.pipeline
         for table in self.known(offsets.topic):
@@ -140,13 +142,14 @@ class FirstRowTables:
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the topic's table, if the config names it or a row of it was found; empty otherwise."""
+        """Return the topic's table if the config names it or one of its rows was found; otherwise nothing."""
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
     def look(self, offsets: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search records that were not searched before for the topic's first row, in increasingly large
-        parts.
+        """Search the topic for its first row, in parts that increase in size.
+
+        Records that an earlier call has searched are not searched again.
         """
         topic_id, looked = self._looked.get(offsets.topic, ("", {}))
         if topic_id != offsets.topic_id:
@@ -174,9 +177,9 @@ class FirstRowTables:
     def _tables_of_records(
         self, ranges: Sequence[OffsetRange], codec: Codec, looked: dict[int, int]
     ) -> Iterator[TableId | None]:
-        """Yield for each record of ``ranges`` the table whose row it is, or None if it is not a row.
+        """Yield the table of each record in ``ranges``, or None if the record is not a row.
 
-        Sets ``looked`` to the next offset of each partition while it proceeds.
+        After each record, ``looked`` is set to the next offset of the record's partition.
         """
         for part in ranges:
             if not part.records:
@@ -205,9 +208,9 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
 
 
 class RuledTables:
-    """Finds the table of a topic that has rows of one table, without reading the topic (flat-avro).
+    """Finds the table of a flat-avro topic without reading the topic, which has rows of only one table.
 
-    The table comes from the config, from the rule by which the changefeed names topics, or from the schema
+    The table is found in the config, by the rule by which the changefeed names topics, or in the schema
     registry.
     """
 
@@ -220,7 +223,7 @@ class RuledTables:
         self._tables: dict[str, TableId] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the topic's table if the config determines it or the registry has answered, else empty."""
+        """Return the topic's table if the config or an answer of the registry names it; otherwise nothing."""
         table = self._tables.get(topic) or self._config.table_of_topic(topic)
         if table is None:
             return ()
@@ -238,8 +241,8 @@ class RuledTables:
 class _LookUp(NamedTuple):
     """A topic to search.
 
-    ``found``: its current offsets. ``read``: the offset per partition up to which its tasks have read it, if
-    all of them have stopped.
+    ``found``: the topic's current offsets. ``read``: the offset per partition up to which the topic's tasks
+    have read it, if all of them have stopped; else None.
     """
 
     found: TopicOffsets
@@ -251,8 +254,8 @@ class TopicLookUps:
 
     A call returns at once with the tables that are known so far. It also queues the topic for a search if no
     table of it is known, or if the tasks of all its tables have stopped. A background thread searches one
-    topic after the other, each for a limited time. Later calls return what it has found. Calls must come from
-    one thread.
+    topic after the other, each for a limited time. Later calls also return the tables that this thread has
+    found. Calls must come from one thread.
     """
 
     def __init__(self, context: WorkerContext, finder: TableFinder) -> None:
@@ -280,10 +283,11 @@ class TopicLookUps:
     def __call__(self, offsets: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         """Return the topic's tables that are known so far, and queue a search if it is needed.
 
-        ``read``: the offset per partition up to which the topic's tasks have read it, if all have stopped.
+        ``read``: the offset per partition up to which the topic's tasks have read it, if all of them have
+        stopped; else None.
 
         Raises:
-            TidesinkError: the last search of the topic failed, with the errors of ``TableFinder.look``.
+            TidesinkError: the last search of the topic failed with this error (see ``TableFinder.look``).
         """
         topic = offsets.topic
         tables = self._finder.known(topic)
@@ -300,7 +304,7 @@ class TopicLookUps:
 
     @property
     def under_way(self) -> Future[None] | None:
-        """The future of the searches whose results were not collected yet, or None. They may find tables."""
+        """The future of the background thread that searches topics, until ``collect`` has handled its end."""
         return self._at_work
 
     def collect(self) -> None:
@@ -386,8 +390,9 @@ class QuietTables:
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
-        """Return topic and name of each table that was found. If it is time, also list the database's tables
-        again.
+        """Return the topic and name of each table that was found.
+
+        If the last list of the database's tables is old, also start a query for a new list.
         """
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
@@ -401,9 +406,7 @@ class QuietTables:
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
-        """The future of the query that lists the database's tables, if its result was not collected yet, or
-        None.
-        """
+        """The future of the query that lists the database's tables, until ``collect`` handles its result."""
         return self._look
 
     def collect(self) -> None:

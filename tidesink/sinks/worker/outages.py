@@ -1,4 +1,4 @@
-"""The status of a failing or waiting table: when to save it, and how old the unapplied records are."""
+"""The status of a failing or waiting table: when to save it, and the age of its oldest unapplied record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOKED_AT: Final = 100
 
 
 class SavedStatus:
-    """Decides if a table's status must be saved again, from the status that was saved last.
+    """Decides if a table's status must be saved again, by comparison with the status that was saved last.
 
     ``clock``: returns seconds since 1970.
     """
@@ -49,8 +49,8 @@ class SavedStatus:
     def lacks(self, failure: Failure | None) -> bool:
         """Return True if the table's status must be saved again because a failure began, continues or ended.
 
-        ``failure``: the table's current failure, or None. Short failures, and most of the retries in quick
-        succession, are not saved.
+        Short failures are not saved. Of retries in quick succession, only one per ``AGAIN_SECONDS`` is saved.
+        ``failure``: the table's current failure, or None.
         """
         if failure is None:
             return self._has_failure
@@ -61,9 +61,7 @@ class SavedStatus:
         return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
     def lacks_lag(self, lag: int) -> bool:
-        """Return True if the status of a paused or failing table must be saved again because its
-        lag changed.
-        """
+        """Return True if the status of a paused or failing table must be saved because its lag changed."""
         return lag != self._lag and not 0 <= self._clock() - self._at < LAG_SECONDS
 
 
@@ -82,7 +80,7 @@ class OldestRecords:
     def time(self, starts: Mapping[int, int], ends: Mapping[int, PartitionOffsets]) -> int | None:
         """Return Kafka's timestamp of the oldest unapplied record, in ms since 1970, or None if unknown.
 
-        ``starts``: the next offset to apply per partition. ``ends``: the first and last offset per partition.
+        ``starts``: the next offset to apply per partition. ``ends``: the first and end offset per partition.
         """
         times = []
         for number, partition in ends.items():

@@ -1,4 +1,4 @@
-"""Checks before a pipeline runs: where its tables go, and what the target cannot do for them."""
+"""Checks before a pipeline runs: the location of its tables in the target, and limits of the target."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 NO_NUL: Final = "Text in the target cannot hold the character U+0000. A row that contains it stops its table."
 _NO_ROWS: Final = (
-    "Rows are forwarded and not stored. If the table's columns change, rows that were already sent stay as "
-    "they are."
+    "The target forwards rows and does not store them. If the table's columns change, rows that were already "
+    "sent stay as they are."
 )
 _ONCE_MORE: Final = (
     "Each row is sent at least once. After a crash, some rows are sent again with the same idempotency key."
@@ -52,7 +52,7 @@ _NO_KEY: Final = (
 
 
 def column_type(config: Config, column: TargetColumn) -> str:
-    """Return the type that a column has in the target, by the target's own name."""
+    """Return the name of a column's type in the target, as the target itself writes it."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
@@ -80,8 +80,8 @@ def preflight_of(config: Config, shape: TargetSchema, theirs: Collection[str]) -
 def _preflight(config: Config, shape: TargetSchema, theirs: Collection[str]) -> PreflightResult:
     """Return the result of the target's own check of a table.
 
-    If the target refuses the table only because of columns that an existing table would not get (the policy
-    ``schema-changes: add`` is not ``apply``), the refusal becomes a warning.
+    Unless ``schema-changes: add`` is ``apply``, a table that exists in the target does not get new columns.
+    So if the target refuses only such columns, the refusal becomes a warning.
     """
     settings = config.table_config(shape.source)
     add, asked = settings.schema_changes.add, settings.projection.asked
@@ -99,9 +99,10 @@ def _preflight(config: Config, shape: TargetSchema, theirs: Collection[str]) -> 
 
 
 def row_limits(able: Capabilities, shape: TargetSchema, theirs: Collection[str]) -> Iterator[Limit]:
-    """Yield the limits of a target on values and on delivery: exactly once, stored rows, U+0000 in text.
+    """Yield the limits of a target that concern rows and not schema changes.
 
-    ``able``: the target's capabilities. ``theirs``: names of the columns that come from the source.
+    These are: rows are not delivered exactly once; rows are not stored; text cannot contain U+0000. ``able``:
+    the target's capabilities. ``theirs``: names of the columns that come from the source.
     """
     if not able.exactly_once:
         yield Limit("exactly-once", _ONCE_MORE)
@@ -120,7 +121,7 @@ def _may_hold_nul(column: TargetColumn) -> bool:
 def change_limits(
     able: Capabilities, shape: TargetSchema, settings: TableConfig, *, reported: bool
 ) -> Iterator[Limit]:
-    """Yield the schema changes that the table's policies would apply, and that the target cannot do.
+    """Yield a limit for each schema change that the table's policies allow but the target cannot apply.
 
     ``able``: the target's capabilities. ``reported``: True if the protocol has events for dropped and renamed
     columns.
@@ -145,9 +146,10 @@ def change_limits(
 class Goals:
     """Detects source tables whose routes lead to the same table in the target.
 
-    The first source table with a location owns it. ``destination``: returns the target table and shard that
-    the route of a source table names. ``place``: returns the location of a target table. Two names that the
-    target cannot distinguish, because it ignores case for example, have the same location.
+    The first source table that claims a location in the target owns it. ``destination``: returns the target
+    table and shard to which the route of a source table leads. ``place``: returns the location of a target
+    table. Two names that the target cannot distinguish, for example because it ignores case, have the same
+    location.
     """
 
     def __init__(
@@ -164,7 +166,11 @@ class Goals:
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
-        """Claim the target location of a source table; return an error if another table owns it."""
+        """Claim the location of a source table in the target. Return an error if this is not possible.
+
+        It is not possible if another source table owns the location and shard, or if the routes of two
+        source tables give the target table different shard columns.
+        """
         try:
             destination = self._destination(table)
         except ConfigError as error:
@@ -213,8 +219,8 @@ def _one_name(table: TableId, owner: TableId, location: str) -> ConfigError:
 def _place_of(target: TargetSettings, table: TableId) -> str:
     """Return the location of a table in the target.
 
-    If the target may mix messages of several tables at one location, such as a Kafka topic, the table's own
-    name is returned instead.
+    Returns the table's own name if several tables may share a location, such as a Kafka topic with messages
+    of several tables.
     """
     is_shared = "rows" not in target.features
     if isinstance(target, KafkaSettings):

@@ -1,9 +1,9 @@
-"""Replay of dead letters: applies records that could not be decoded earlier to their tables.
+"""Replay of dead letters: applies records to their tables that could not be decoded or applied earlier.
 
 A dead letter is a record that was moved to the dead-letter topic because it could not be decoded or applied.
-A replay decodes it again with the current config and schemas, and applies it. Changes that were applied since
-must not be undone. So the replay also reads the later records of the letters' topic, and keeps for each row
-the newest change. "Letter" below always means a dead letter.
+A replay decodes it again with the current config and schemas, and applies it. It must not undo changes that
+were applied since then. So the replay also reads the later records of the letters' topic, and applies the
+newest change of each row. "Letter" below always means a dead letter.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class ReplayReport:
             cannot be decoded.
         waiting: Letters beyond the table's applied offsets. The worker reads these records itself.
         expired: Letters that were not replayed, because later records of their topic have expired.
-        former: Letters of a topic that was since deleted and created again under the same name. Their later
-            records no longer exist.
+        former: Letters that were not replayed, because their topic was since deleted and created again under
+            the same name. The records that followed them no longer exist.
         version: The version of the table in the target after the replay.
         settled: Letters that need no replay, because a later resync repaired their rows.
         unsure: Letters that were not replayed, because a snapshot or resync read their rows, and it is
             unknown whether it did so before or after the letter's change.
-        later: Letters with changes above the bound of the next cut.
+        later: Letters that were not replayed yet, because they have changes above the bound of the next cut.
     """
 
     table: TableId
@@ -108,7 +108,7 @@ class ReplayReport:
 
     @property
     def left(self) -> int:
-        """Number of letters that were not replayed, and so stay in the dead-letter topic."""
+        """Number of chosen letters that stay in the dead-letter topic, because they were not replayed."""
         stay = self.waiting + self.expired + self.former + self.unsure + self.later
         return self.account.dead_lettered + stay
 
@@ -150,7 +150,7 @@ def _refuse_mode(config: Config, table: TableId) -> None:
 def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
     """Check, before Spark starts, that dead letters of a table can be replayed now.
 
-    ``seconds``: seconds since the last heartbeat of a worker of the pipeline, or None without one.
+    ``seconds``: seconds since the last heartbeat of a worker of the pipeline; None if there was no worker.
 
     Raises:
         ConfigError: the table's mode cannot apply changes out of order.
@@ -248,9 +248,9 @@ class ReplayTask(TableTask):
 
     @property
     def _source_reads(self) -> tuple[SourceRead, ...]:
-        """The table's snapshots and resyncs, whose rows letters must not overwrite with older values.
+        """The snapshots and resyncs of the table. Letters must not overwrite their rows with older values.
 
-        Empty under ``sequence_by: source``: there each row's position decides what is newer.
+        Empty with ``sequence_by: source``, because then each row's position shows which value is newer.
         """
         assert self._hold is not None  # noqa: S101  (opened before)
         return self._hold.progress.source_reads if self._settings.sequence_by == "kafka" else ()
@@ -270,7 +270,10 @@ class ReplayTask(TableTask):
         return done
 
     def _save_batch(self) -> None:
-        """Save the number of the replay's batch in the table's status, so that a later restore is noticed."""
+        """Save the number of the replay's batch in the table's status.
+
+        So a worker notices if the table is later restored from a backup without this batch.
+        """
         store = self._context.store
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
@@ -299,8 +302,9 @@ class ReplayTask(TableTask):
     def _bounds(self, progress: TopicProgress, offsets: TopicOffsets) -> dict[int, Bounds]:
         """Return the range of offsets per partition in which letters can be replayed.
 
-        It begins after expired records, since Kafka must still have every later record. It ends at the
-        applied offset; with cuts, at the first row that waits for a later bound.
+        The range begins just before the oldest record in Kafka, because Kafka must still have all records
+        that follow a letter. With ``sequence_by: source``, it begins at 0. It ends at the applied offset;
+        with cuts, at the first row that waits for a later bound.
         """
         return {
             number: Bounds(self._since(number, offsets), partition.low_water_offset)
@@ -320,7 +324,8 @@ class ReplayTask(TableTask):
     ) -> tuple[FetchRange, ...]:
         """Return the ranges of applied records that may have newer changes of the letters' rows.
 
-        ``first``: offset of the first letter per partition. Empty if the target stores each row's position.
+        Empty if the target stores each row's position, because then these records are not needed.
+        ``first``: offset of the first letter per partition.
         """
         if self._settings.sequence_by == "source":
             return ()
@@ -338,7 +343,8 @@ class ReplayTask(TableTask):
     def _added_after(self, partition: int, offsets: TopicOffsets) -> frozenset[int]:
         """Return the numbers of the partitions that were added to the topic after ``partition``.
 
-        Keys may have moved from the older partitions to these.
+        Later changes of a row may be in an added partition, because the number of partitions decides into
+        which one a key is written.
         """
         grown = self._context.topics.grown(offsets)
         added = [frozenset(offsets.partitions) - frozenset(ends) for ends in grown if partition in ends]
@@ -379,10 +385,10 @@ def _dealt_with(letter: Letter) -> Outcome:
 class Replayed(NamedTuple):
     """The result of a replay's batch.
 
-    ``account``: counts of the letters' events. ``outcomes``: for each letter, what ``DeadLetters.settle`` has
-    to record. ``version``: version of the table in the target after the batch, or empty if nothing was
-    written. ``settled``, ``unsure``, ``later``: numbers of letters that were left out of the batch, with the
-    meaning that they have in ``ReplayReport``.
+    ``account``: counts of the letters' events. ``outcomes``: each letter's result, which
+    ``DeadLetters.settle`` records. ``version``: version of the table in the target after the batch, or empty
+    if nothing was written. ``settled``, ``unsure``, ``later``: numbers of letters that were left out of the
+    batch, for the reasons that ``ReplayReport`` describes.
     """
 
     account: Account
@@ -396,16 +402,17 @@ class Replayed(NamedTuple):
 class LetterEvent(NamedTuple):
     """A row event in a letter.
 
-    ``commit_ts``: the event's commit_ts, or None. ``has_read``: for snapshots and resyncs that were limited
-    to some rows, by their numbers, True if they covered the event's row, and None if that is unknown.
+    ``commit_ts``: the event's commit_ts, or None. ``has_read``: for each snapshot or resync that was limited
+    to some rows, by its number: True if it read the event's row, False if not, None if that is unknown.
     """
 
     commit_ts: int | None
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Return True if ``read``, a snapshot or resync of only some rows, covered the event's row; None if
-        unknown.
+        """Return True if a limited snapshot or resync has read the event's row; None if that is unknown.
+
+        ``read``: the snapshot or resync.
         """
         return self.has_read.get(read.number)
 
@@ -413,7 +420,7 @@ class LetterEvent(NamedTuple):
 def standing_of_letter(
     letter: Letter, events: Iterable[LetterEvent], reads: Sequence[SourceRead], bound: int | None
 ) -> Standing | Literal["later"]:
-    """Decide from all events of a letter if it can be replayed, as a whole or not at all.
+    """Decide from the events of a letter if it can be replayed. It is replayed as a whole or not at all.
 
     Args:
         letter: The letter.
@@ -422,8 +429,9 @@ def standing_of_letter(
         bound: With cuts, the highest commit_ts that may be applied now.
 
     Returns:
-        ``open``: replay the letter. ``settled``: a later resync repaired its rows. ``unsure``: a snapshot or
-        resync read its rows, possibly after the letter's change. ``later``: a change is above the bound.
+        ``open``: the letter can be replayed. ``settled``: a later resync repaired its rows. ``unsure``: a
+        snapshot or resync read its rows, possibly after the letter's change. ``later``: one of its changes is
+        above the bound.
     """
     standings = set[Standing]()
     position = letter.topic, letter.partition, letter.offset
@@ -439,9 +447,9 @@ def standing_of_letter(
 class LettersToday(NamedTuple):
     """The contents of the replayed letters, decoded with the current config and schemas.
 
-    ``summary``: counts of their events. ``read``: number of letters with records of this table. ``bad``:
-    error class and reason of each letter that still cannot be decoded, by partition and offset. ``hashes``:
-    hashes of the primary keys of the letters' rows.
+    ``summary``: counts of the letters' events. ``read``: number of letters with records of this table.
+    ``bad``: error class and reason of each letter that still cannot be decoded, by partition and offset.
+    ``hashes``: hashes of the primary keys of the letters' rows.
     """
 
     summary: BatchSummary
@@ -458,7 +466,7 @@ class LettersToday(NamedTuple):
 class ReplayBatch(Batch):
     """Applies letters in one batch. An object runs once; a retry needs a new object.
 
-    ``reads``: the table's snapshots and resyncs, whose rows letters must not overwrite with older values.
+    ``reads``: the table's snapshots and resyncs. Letters must not overwrite their rows with older values.
     """
 
     _letters: LettersToday
@@ -475,8 +483,8 @@ class ReplayBatch(Batch):
     def replay(self) -> Replayed:
         """Apply the newest change of each row in the letters, and return counts and outcomes.
 
-        A row's newest change may be in a later record of the topic, which was applied before. It is applied
-        again then.
+        The newest change of a row may be in a later record of the topic and not in a letter. That change was
+        applied before, and is then applied again.
 
         Raises:
             SourceError: the table was truncated after a letter, or Kafka cannot be read.
@@ -501,9 +509,10 @@ class ReplayBatch(Batch):
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
         """Decode the letters, and reduce them to the newest change of each row.
 
-        The first read decodes only the letters, to find their keys. The second one reads the letters and the
-        later records of the topic, and keeps only rows with these keys. The second read is skipped if the
-        target stores each row's position, or if a letter has a schema that the plan does not know yet.
+        The first read decodes only the letters, to find the keys of their rows. The second one reads the
+        letters and the later records of the topic, and keeps only rows with these keys. The second read is
+        skipped if the target stores each row's position, or if a letter has a schema that the decode plan
+        does not have yet.
         """
         # Tasks must not write files yet: the rows to write are known only after the second read.
         self._stages = False
@@ -522,15 +531,17 @@ class ReplayBatch(Batch):
         return Reduction(plan, replace(reduced, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the batch's task, without a limit by watermarks, because its records were read before
-        (``was_read``).
+        """Return the Spark task that reads the batch's records.
+
+        Watermarks do not limit it, because all its records were read before (``was_read``).
         """
         return replace(super()._range_task(plan), was_read=True)
 
     def _examined(self, task: RangeTask) -> LetterReader:
-        """Return a reader of the letters that can be replayed; put the others into ``_left_out``.
+        """Return a reader of the letters that can be replayed. Put the other letters into ``_left_out``.
 
-        With cuts, or after a snapshot that was limited to some rows, the letters' commit_ts and keys decide.
+        Letters are only examined with cuts, by their events' commit_ts, or after a snapshot that was limited
+        to some rows, by their events' keys.
         """
         bound, letters = self._hold.bound, self._all.chosen
         asked = [
@@ -556,7 +567,7 @@ class ReplayBatch(Batch):
     def _events(
         self, task: RangeTask, letters: tuple[Letter, ...]
     ) -> Mapping[tuple[int, int], list[LetterEvent]]:
-        """Return the row events of each letter, by its partition and offset."""
+        """Return the row events of each letter, by the letter's partition and offset."""
         table, keys = str(self._settings.table), EventKeys(task.plan)
         limited = [read for read in self._reads if read.limited]
         source = KafkaSource(LetterFetch.of(self._context.dead_letters().topic, letters))
@@ -586,9 +597,10 @@ class ReplayBatch(Batch):
     def _wanted(
         self, task: RangeTask, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
     ) -> DataFrame | tuple[Limit, ...] | None:
-        """Return the rows that a limited snapshot or resync covered: its keys, or its bounds of the key.
+        """Return the keys, or the bounds of the key, to which a snapshot or resync was limited.
 
-        None if that is no longer known: the state store has lost the keys, or the table's key has changed.
+        None if they are no longer known, because the state store has lost the keys or the table's key has
+        changed.
         """
         if read.keys is None:
             return limits_at_target(task.plan, read.where)
@@ -648,7 +660,7 @@ class ReplayBatch(Batch):
         )
 
     def _write(self, reduction: Reduction) -> ApplyResult:
-        """Commit the rows in a batch that leaves the table's offsets as they are.
+        """Commit the rows to the target in a batch that does not change the table's offsets.
 
         Raises:
             SchemaRefusedError: the letters need a schema change that waits for a user's decision.
@@ -690,8 +702,7 @@ class ReplayBatch(Batch):
     def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
         """Return the counts of the batch's events, which must add up (read = applied + other outcomes).
 
-        ``read`` is counted from the letters in the dead-letter topic, the other counts by the tasks and the
-        target.
+        ``read`` is counted in the dead-letter topic. The tasks and the target count the other numbers.
         """
         letters, count = self._letters, len(self._chosen.chosen)
         today = letters.summary
@@ -711,7 +722,10 @@ class ReplayBatch(Batch):
         return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
 
     def _events_that_stay(self, reduction: Reduction) -> int:
-        """Return how many of the rows to apply come from letters, and not from later records of the topic."""
+        """Return the number of rows to apply whose newest change is in a letter.
+
+        The newest change of the other rows is in a later record of the topic.
+        """
         if not reduction.summary.rows:
             return 0
         own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}

@@ -1,11 +1,11 @@
 """Rewinds: the worker sets a table's offsets back, so that records are read again (``tidesink rewind``).
 
 The command stores the request in the state store (``control``). The worker then commits a batch without
-records, in which the table's progress has the earlier offsets. The progress also records two things:
+records, which moves the offsets in the table's progress back. The progress also records two things:
 
-- The offsets that were applied before the rewind, until the table reaches them again. While it reads these
-  records again, its rows may be older than before. So they come first: the table reads no newer records, and
-  shares no reads with other tables of the topic.
+- The offsets that were applied before the rewind, until the table reaches them again. While the table reads
+  these records again, its rows may be older than before. So these records are read first: meanwhile, the
+  table reads no newer records, and shares no reads with other tables of the topic.
 - The number of the rewind, so that it is not repeated if the worker is killed after the commit.
 """
 
@@ -46,17 +46,17 @@ class Rewinds:
         self.asked: RewindControl | None = None
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if a rewind is requested, and was neither done nor refused."""
+        """Return True if a rewind is requested that was neither done nor refused yet."""
         return self.asked is not None and self.asked.number > max(progress.rewound, self._refused)
 
     def plan(
         self, progress: Progress, topic_offsets: TopicOffsets, *, loads: bool = False
     ) -> BatchPlan | None:
-        """Return the plan of the batch that sets the offsets back, or None if no rewind is due.
+        """Return the offset ranges of the batch that sets the offsets back, or None if no rewind is due.
 
-        The plan's ranges are empty and begin at the requested offsets. ``progress``: the table's progress.
-        ``topic_offsets``: the topic's current offsets. ``loads``: True while the table's snapshot is not
-        finished.
+        The ranges have no records: each begins and ends at the requested offset of its partition.
+        ``progress``: the table's progress. ``topic_offsets``: the topic's current offsets. ``loads``: True
+        while the table's snapshot is not finished.
 
         Raises:
             ConfigError: the table may not be rewound; the request is removed.
@@ -114,9 +114,9 @@ def refused(error: ConfigError) -> str:
 
 
 def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None) -> list[OffsetRange] | None:
-    """Limit ``available`` to the records that were applied before a rewind and must be read again.
+    """Limit the readable ranges ``available`` to records that must be read again because of a rewind.
 
-    None if no rewind is under way.
+    Returns None if the table reads no records again.
     """
     again = progress.read_again if progress is not None else {}
     if not again:
@@ -128,9 +128,9 @@ def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None)
 
 
 def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
-    """Return the status details of a rewind that is under way: the offsets that are still read again.
+    """Return the offsets that a table still reads again after a rewind, as a detail of its status.
 
-    Empty if no rewind is under way.
+    Empty if the table reads no records again.
     """
     current = progress.topics.get(topic) if progress is not None else None
     again: Mapping[int, Any] = current.read_again if current is not None else {}
@@ -138,9 +138,9 @@ def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
 
 
 class RewindBatch(Batch):
-    """Commits a progress with the earlier offsets of its plan. Runs once; a retry needs a new object.
+    """Moves the table's stored offsets back to the requested ones. Runs once; a retry needs a new object.
 
-    ``number``: number of the rewind.
+    ``number``: number of the rewind request.
     """
 
     def __init__(self, *parts: Any, number: int, **named: Any) -> None:

@@ -121,17 +121,20 @@ def run(
 
 
 def opening_line(opening: Sequence[TableId], opened: int, tables: int) -> str:
-    """Return the progress line while tables are opened: their count, the total, and some of their names.
+    """Return a progress line like "opening 3 of 8 tables: shop.orders".
 
-    ``opening``: the tables that are being opened now. ``opened``: number of tables that are open. ``tables``:
-    number of all tables.
+    ``opening``: the tables that are being opened now; the first ``_NAMED`` are named. ``opened``: number of
+    tables that are open already. ``tables``: number of all tables.
     """
     names = ", ".join(map(str, opening[:_NAMED])) + (", …" if len(opening) > _NAMED else "")
     return f"opening {opened + len(opening)} of {tables} tables: {names}"
 
 
 class Worker:
-    """One run of a worker over all tables. ``opening_seconds``: seconds between two ``opening_line``s."""
+    """One run of a worker over all tables of a pipeline.
+
+    ``opening_seconds``: seconds between two progress lines while tables are opened (``opening_line``).
+    """
 
     opening_seconds = 3.0
 
@@ -145,8 +148,8 @@ class Worker:
     ) -> None:
         """Create a worker that has opened no table yet.
 
-        ``batches``: number of batches after which each table stops; None for no limit. ``offsets``: looks up
-        topics' offsets, and is that of ``context`` by default.
+        ``batches``: number of batches after which each table stops; None for no limit. ``offsets``: the
+        client that looks up topics' offsets; None for the one in ``context``.
         """
         self._ends = until == "drained" or batches is not None
         self._context = context = replace(context, ends=self._ends)
@@ -231,9 +234,9 @@ class Worker:
         self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
-        """Check that Spark's JVM is running; if it has ended, stop all batches.
+        """Check that Spark's JVM is running. If it has ended, stop all batches.
 
-        ``seconds``: how long to wait for the JVM's end after a connection to it broke.
+        ``seconds``: how long to wait for the end of the JVM. Its connections break a moment before it ends.
 
         Raises:
             SparkEndedError: the JVM has ended.
@@ -247,16 +250,16 @@ class Worker:
     def cancel(self) -> None:
         """Cancel the Spark jobs of running batches and look-ups.
 
-        A batch either has committed already, or commits nothing and is repeated by the next worker.
+        A cancelled batch has either committed already, or commits nothing and is repeated by the next worker.
         """
         cancel_jobs(self._context.spark, self._job_tag)
 
     def _turn(self) -> bool:
         """Run one pass of the loop: look up offsets and start batches. Return False when the run is over.
 
-        The run ends only if the offsets of this pass are still valid at its end. Another pass is needed if a
-        batch ended meanwhile, or if all tables of a topic have stopped, so that nobody searches the topic for
-        further tables.
+        Another pass is needed before the run may end if a batch ended during this pass, because the offsets
+        were looked up before that. It is also needed if all tables of a topic have stopped, because then only
+        the next pass searches the topic for further tables.
         """
         self._check_jvm()
         self._context.listeners.hear(Turned())
@@ -297,9 +300,9 @@ class Worker:
         self._context.listeners.hear(Waiting(what))
 
     def _moves_bound(self, seen: Look | SourceError) -> bool:
-        """Publish a cut if all tables have reached its bound; return True if there is a new bound.
+        """Publish a cut if all tables have reached its bound. Return True if the next bound was chosen.
 
-        Then tables that waited at the old bound have records to read.
+        With a new bound, tables that waited at the old one have records to read.
         """
         if self._cuts is None or isinstance(seen, SourceError):
             return False
@@ -311,7 +314,7 @@ class Worker:
             return False
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
-        """Pass users' requests to idle tasks, and start a batch for tasks that have records to read.
+        """Pass users' requests to idle tasks, and start a batch for each task that has records to read.
 
         ``idle``: tasks without a running batch. ``seen``: the current offsets, or the error of their look-up.
         """
@@ -334,9 +337,9 @@ class Worker:
         self._give_turns([task for task in idle if task.topic not in seen.unanswered], seen, quiet)
 
     def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
-        """Pass each task the current offsets of its topic, or to idle tasks the error of their look-up.
+        """Pass the current offsets of its topic to each task. If their look-up failed, pass the error.
 
-        A task with a running batch needs them too, for the lag in its status.
+        A task with a running batch gets the offsets too, for the lag in its status, but not the error.
         """
         for table_task in self._table_tasks:
             table_task.seen = seen.found.get(table_task.topic, table_task.seen)
@@ -346,7 +349,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """Return the tasks whose topics have no new records, or only watermarks. They need no batch."""
+        """Return the tasks that need no batch: their topics have no new records, or only watermarks."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             offsets = seen.found.get(table_task.topic)
@@ -363,9 +366,7 @@ class Worker:
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
-        """Return True if the task had no work when it was last checked, and nothing has changed
-        since then.
-        """
+        """Return True if the task had no work when it was last checked, and nothing changed since then."""
         settled = self._settled.get(table_task)
         return (
             settled is not None
@@ -378,7 +379,7 @@ class Worker:
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
-        """Set tables to IDLE, as no batch runs and none is due, and wait for the poll interval.
+        """Set all tables to IDLE, because no batch is running or due, and wait for the poll interval.
 
         Returns False if the run is over, or was stopped while waiting.
         """
@@ -390,7 +391,7 @@ class Worker:
         return not ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
-        """Log once, when no records are left to read, which table patterns of the config match no table."""
+        """Log the table patterns of the config that match no table, once when no records are left to read."""
         tables = [
             table_task.table for table_task in self._table_tasks if table_task.table.schema != UNKNOWN_SCHEMA
         ]
@@ -424,9 +425,10 @@ class Worker:
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
-        """Return True if a table's last batch ended ``intervals`` watermark intervals ago.
+        """Return True if a table must read and commit watermarks again.
 
-        Then it must read and commit watermarks. A run until ``drained`` ignores new watermarks.
+        This is the case if its last batch ended ``intervals`` times ``batch.watermark-interval`` ago. A run
+        that ends by itself, such as until ``drained``, does not wait for new watermarks.
         """
         interval = self._context.config.batch.watermark_interval
         return not self._ends and table_task.rested >= intervals * interval
@@ -436,7 +438,7 @@ class Worker:
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Look | SourceError:
-        """Look up and return the topics' current offsets. If Kafka does not answer, return the error.
+        """Return the topics' current offsets, or the error if Kafka does not answer.
 
         Raises:
             SourceError: Kafka does not answer, and no table is known whose status could show the error.
@@ -451,8 +453,9 @@ class Worker:
         return seen
 
     def _look_once(self) -> Look:
-        """Look up the topics' offsets, and create tasks for new tables. If topics are missing, look up once
-        more.
+        """Look up the topics' offsets, and create tasks for new tables.
+
+        If topics are newly missing, looks up a second time, because a broker may have outdated metadata.
         """
         seen = self._ends_now()
         if self._table_tasks.missed(seen) - self._missed:
@@ -466,7 +469,7 @@ class Worker:
         return seen
 
     def _note_silence(self, seen: Look) -> None:
-        """Record in ``_failed`` the topics that were refused, or did not answer for ``retry.for`` seconds."""
+        """Record the topics whose offsets Kafka refused or did not return for ``retry.for`` seconds."""
         now, patience = time.monotonic(), self._context.config.retry.for_
         self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
         self._failed = {
@@ -480,7 +483,8 @@ class Worker:
 
         To save requests, the id and the first offsets of a topic are only looked up if its end has changed, a
         table has unread records in it, or the last look-up is long ago. ``whole``: True to look them up for
-        every topic. A run until ``drained`` always does, since no later look-up would correct them.
+        every topic. In a run until ``drained``, they are always looked up, because no later look-up would
+        correct outdated ones.
         """
         choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
 
@@ -526,7 +530,7 @@ class Worker:
         return [*ready, *due]
 
     def _collect(self) -> bool:
-        """Remove batches that have ended from the running ones; return True if there were any."""
+        """Remove ended batches from the list of running batches. Return True if a batch has ended."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]
@@ -540,10 +544,10 @@ class Worker:
         return {*self._busy} if look_ups is None else {*self._busy, look_ups}
 
     def _late(self) -> set[Future[None]]:
-        """Wait for running batches and look-ups, and return the futures that are not finished.
+        """Wait for running batches and look-ups, and return the futures that have not finished.
 
-        Without a stop, waits until all are finished. After a stop, waits at most ``GRACE_SECONDS``, and not
-        at all if a second signal asked to hurry.
+        Unless a stop was requested, waits until all have finished. After a stop request, waits at most
+        ``GRACE_SECONDS``, and not at all after a second stop signal.
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
@@ -553,7 +557,7 @@ class Worker:
                 return late
 
     def _finish(self) -> None:
-        """Wait for running batches to end; after a stop, cancel batches that are too slow."""
+        """Wait for running batches to end. After a stop request, cancel batches that are too slow."""
         self._table_tasks.end_look_ups()
         late = self._late()
         # Cancelled look-ups are not reported: the next worker repeats them.
@@ -568,12 +572,12 @@ class Worker:
 
 @contextmanager
 def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[WorkerContext]:
-    """Open registry, state store, Spark and target, and yield them as a context; close them at its end.
+    """Open schema registry, state store, Spark and target, yield them as a ``WorkerContext``, and close them.
 
     An existing Spark session is used, and not stopped at the end. A session that is started here is stopped.
 
     Raises:
-        ConfigError: a part cannot be opened as configured.
+        ConfigError: one of them cannot be opened as configured.
         StateStoreError: the state store did not answer for ``retry.for`` seconds.
         DevStackError: Java or Spark's connectors are not available.
     """

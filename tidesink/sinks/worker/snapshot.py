@@ -4,17 +4,17 @@ The rows are read in ranges of the primary key. A snapshot that is limited to so
 (``worker.asked_keys``) reads the rows of these keys instead. A resync is a snapshot with a second phase,
 which deletes rows that exist only in the target (``worker.sweep``).
 
-A batch applies either changes from Kafka or one part of the snapshot, that is a few ranges or keys. It
-commits the part's rows together with the table's progress, which records the last key that was read. After
-a kill, the next worker continues after that key.
+A batch applies either changes from Kafka or one part of the snapshot (the rows of a few ranges or keys). It
+commits the part's rows together with the table's progress, which records the last key that was read. If the
+worker is killed, the next worker continues after that key.
 
-Rule for correctness (ADR 32): the offsets at which the table's changes continue are fixed first, and then the
-part is read from the database. So the part shows all changes before these offsets. Each later change is
-applied after the part, and replaces or deletes the whole row.
+Rule for correctness (ADR 32): first, the offsets at which the table continues to read Kafka are fixed. Then
+the part is read from the database. So the part's rows contain all changes before these offsets. Each later
+change is applied after the part, and replaces or deletes the whole row.
 
-With ``sequence_by: source``, each row gets a position in the source's log that was read before the row. In a
-table with ``mode: history``, the row becomes a version that begins at that position, and is read as of that
-position.
+With ``sequence_by: source``, each row is stored with a position in the source's log that was read before the
+row. In a table with ``mode: history``, the row becomes a row version that begins at that position, and is
+read as of that position.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ _RENAMED: Final = (
     "which they do not contain. The snapshot continues once the topic has a change with the new columns. If "
     "no row of the table changes by itself, update one row in the source database."
 )
-_NEW: Final = "Column {} is new in the database. Pending changes are applied first."
+_NEW: Final = (
+    "Column {} is new in the database. The snapshot continues once the pending changes from Kafka are "
+    "applied."
+)
 # Seconds that one part should take. Longer parts delay the table's changes; shorter ones cost more commits.
 _SECONDS: Final = 5.0
 # Seconds between two checks for open transactions.
@@ -152,7 +155,7 @@ class SnapshotRefusedError(ConfigError):
 
 
 class KeyOrderError(SourceError):
-    """The order of the key changed while rows were read in that order, so some rows may have been skipped."""
+    """The sort order of the key changed while rows were read by key, so some rows may have been skipped."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,10 @@ class SnapshotPart:
         stored: The definition of the table in the source database.
         ranges: The key ranges or keys whose rows are read; empty in the second phase of a resync.
         before: The snapshot's progress before this part.
-        gap: The columns that only the database or only the applied changes have.
-        is_last_try: True if a row that does not fit the target is an error. False if pending changes are
-            applied first, since they may change the columns.
-        sweep_parts: In a resync, with the last ranges: the number of parts of the second phase; otherwise 0.
+        gap: The columns that exist only in the database or only in the applied changes.
+        is_last_try: True if a row that does not fit the target's columns is an error. False if the snapshot
+            then waits for pending changes from Kafka, which may change the columns.
+        sweep_parts: Number of parts of a resync's second phase, if this part has the last ranges; else 0.
         keys: The keys to which the snapshot is limited, or None.
     """
 
@@ -184,7 +187,7 @@ class SnapshotPart:
         return self.before.sweep is not None and self.before.sweep.begun
 
     def after(self, rows: int) -> SnapshotProgress:
-        """Return the snapshot's progress after this part. ``rows``: number of its rows or deletes."""
+        """Return the snapshot's progress after this part. ``rows``: number of the part's rows or deletes."""
         before, sweep = self.before, self.before.sweep
         if sweep is not None and sweep.begun:
             sweep = replace(sweep, done=sweep.done + 1, deletes=sweep.deletes + rows)
@@ -198,7 +201,7 @@ class SnapshotPart:
 
 @dataclass(frozen=True)
 class SourceDatabase:
-    """A connection from the Spark driver to the source database, and the limits of what a batch reads.
+    """A connection from the Spark driver to the source database, and the limits for reading rows from it.
 
     Attributes:
         connection: The connection.
@@ -234,7 +237,7 @@ class SourceDatabase:
         return stored
 
     def confirm_order(self, table: TableId, stored: StoredTable) -> None:
-        """Check that the table's key still sorts in the order in which its ranges were chosen.
+        """Check that the table still has the same key and sort order as when its ranges were chosen.
 
         ``stored``: the table's definition when the ranges were chosen.
 
@@ -249,11 +252,11 @@ class SourceDatabase:
             raise KeyOrderError(_REORDERED, table=str(table))
 
     def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Wait some seconds for open transactions to end, and return the ones that are still open.
+        """Wait some seconds for open transactions to end, and return the transactions that are still open.
 
-        Changes of an open transaction may be in Kafka already, while no query of the database shows them. If
-        the result is empty, every change that was in Kafka before the call is visible in the database.
-        Transactions that begin during the call do not count: their changes reach Kafka later.
+        Changes of an open transaction may be in Kafka already, although no query of the database shows them.
+        If the result is empty, every change that was in Kafka before the call is visible in the database.
+        Transactions that begin during the call are not waited for, because their changes reach Kafka later.
 
         ``known``: transactions that the previous call returned. If one of them is still open, this call
         returns at once.
@@ -271,7 +274,7 @@ class SourceDatabase:
         return left
 
     def position(self, *, since: int) -> int:
-        """Return the database's current commit_ts. Everything read afterwards shows all changes up to it.
+        """Return the database's current commit_ts. Rows that are read later contain all changes up to it.
 
         ``since``: the lowest acceptable commit_ts.
 
@@ -308,15 +311,13 @@ class SourceDatabase:
         return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
-        """Return the number of rows in a key range of a table, from the limits and the estimated size of a
-        row.
-        """
+        """Return the number of rows that a key range of a table may have, from the estimated row size."""
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
 
 
 def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
-    """Return how many ranges each connection should read in the next part, to fill a few seconds.
+    """Return how many ranges each connection should read in the next part, so that it takes ``_SECONDS``.
 
     ``ranges``: number of ranges in the last part. ``at_once``: number of connections. ``seconds``: time that
     the last part took.
@@ -333,7 +334,7 @@ def all_ranges(
     *,
     as_of: int | None = None,
 ) -> tuple[KeyRange, ...]:
-    """Return all key ranges of a table in the source database.
+    """Divide a table in the source database into key ranges, and return all of them.
 
     ``where``: bounds that limit the keys. ``as_of``: commit_ts as of which the ranges are chosen, or None for
     the current rows.
@@ -380,16 +381,16 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
 class _Ahead:
     """The reason why a snapshot waits until pending changes from Kafka are applied.
 
-    Either the source table has other columns than the applied changes, or a row does not fit the target
-    table's columns.
+    Either the source table has other columns than the applied changes (a difference), or a row of the source
+    does not fit the target table's columns.
 
     Attributes:
-        gap: The columns that only the database or only the applied changes have.
-        unfit: True if a row does not fit.
-        since: The applied offset per partition when the difference was found.
-        catch_up_to: The topic's end offsets after the difference was found. Changes up to them are applied
-            first. None until they are looked up.
-        again: True if all changes up to earlier end offsets are applied and the difference is still the same.
+        gap: The columns that exist only in the database or only in the applied changes.
+        unfit: True if a row does not fit the target's columns.
+        since: The applied offset per partition when this was found.
+        catch_up_to: The topic's end offsets, looked up after this was found; None until then. The snapshot
+            waits until the changes before these offsets are applied.
+        again: True if the difference was found before, and applying the changes did not remove it.
     """
 
     gap: ColumnGap
@@ -402,7 +403,10 @@ class _Ahead:
     def reason(self) -> str:
         """The text for users that explains what the snapshot waits for."""
         if self.unfit:
-            return "A row does not fit the table's current columns. Pending changes are applied first."
+            return (
+                "A row does not fit the table's current columns. The snapshot continues once the pending "
+                "changes from Kafka are applied."
+            )
         if self.gap.lost and self.gap.new:
             return _RENAMED.format(", ".join(self.gap.lost), ", ".join(self.gap.new))
         if self.gap.lost:
@@ -466,16 +470,17 @@ class Snapshot:
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
     def is_outrun(self, progress: Progress) -> bool:
-        """Return True if the requested snapshot can never begin, because its number is below the last
-        snapshot's.
+        """Return True if the requested snapshot can never begin.
+
+        This is the case if its number is below the number of the last snapshot in the table's progress.
         """
         snapshot, asked = progress.snapshot, self.asked
         return snapshot is not None and asked.is_asked and asked.started < snapshot.number
 
     def tell_outrun(self, progress: Progress) -> str:
-        """Remove a request that can never begin, and return the warning for the table's status.
+        """Remove a snapshot request that can never begin, and return the warning for the table's status.
 
-        Afterwards the requests have the last snapshot's number, so that a new request gets a higher one.
+        The last snapshot's number is stored in the requests, so that a new request gets a higher number.
         """
         assert progress.snapshot is not None  # noqa: S101  (``is_outrun`` looked)
         started, number = self.asked.started, progress.snapshot.number
@@ -498,7 +503,7 @@ class Snapshot:
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
         """Return True if a cut at ``bound`` leaves the table out, because its snapshot may have later rows.
 
-        Without ``progress`` (the table is not open), the result of the last call is returned.
+        If ``progress`` is None, because the table is not open, returns the result of the last call.
         """
         if progress is not None:
             self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
@@ -507,9 +512,9 @@ class Snapshot:
     def goes_on(self, progress: Progress, offsets: TopicOffsets, applied: Mapping[int, int]) -> bool:
         """Return True if the next part of the snapshot can be read now.
 
-        False if no snapshot is due, or pending changes must be applied first (``waits``). Also False while
-        the table reads its topic again after a rewind: older changes would be applied after the newer rows of
-        the part. ``applied``: the applied offset per partition.
+        False if no snapshot is due, or if pending changes must be applied first (``waits``). Also False while
+        the table reads old records again after a rewind, because they would overwrite the newer rows of the
+        part. ``applied``: the applied offset per partition.
         """
         topic_progress = progress.topics.get(offsets.topic)
         if topic_progress is not None and topic_progress.read_again:
@@ -518,7 +523,7 @@ class Snapshot:
         return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
-        """Return the details of the table's status about its snapshot; empty without a snapshot."""
+        """Return the state of the table's snapshot for its status; empty if the table has no snapshot."""
         if progress is None or (progress.snapshot is None and not self.is_due(progress)):
             return {}
         snapshot = progress.snapshot or SnapshotProgress(())
@@ -542,10 +547,10 @@ class Snapshot:
     def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
         """Return True if the snapshot must wait until pending changes are applied.
 
-        If the database's columns differ from the applied changes', it waits until the topic is applied up to
-        the end offsets from after the comparison. Then the columns are compared again. If the difference is
-        still the same, the topic does not have the DDL yet, and the snapshot waits for the next change. It
-        also waits for some seconds while transactions are open at the source.
+        If the database has other columns than the applied changes, the snapshot waits until the topic is
+        applied to its current end. Then the columns are compared again. If they still differ in the same way,
+        the DDL is not in the topic yet, and the snapshot waits for the next change. It also waits for some
+        seconds while transactions are open in the source database.
 
         ``applied``: the applied offset per partition. ``ends``: the topic's current end offsets.
         """
@@ -563,13 +568,14 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
+        """Return True if the snapshot waits for open transactions and it is time to check them again."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:
-        """Return True if open transactions may hide changes that are in Kafka already.
+        """Return True if transactions are open in the source database, for which the snapshot must wait.
 
-        Then the snapshot waits, and checks again some seconds later.
+        Their changes may be in Kafka already, although no query shows them. The snapshot checks again some
+        seconds later.
         """
         previous, self._open = self._open, database.unresolved(known=self._open)
         self._looks_at = time.monotonic() + _SECONDS
@@ -594,11 +600,10 @@ class Snapshot:
             self._rounds = next_rounds(len(part.ranges), at_once=settings.connections, seconds=seconds)
 
     def forget_keys(self, before: Progress, after: Progress) -> None:
-        """Remove stored keys of limited resyncs that are no longer needed, after a part was applied.
+        """Remove the stored keys of resyncs that are no longer listed in the table's progress.
 
-        They are needed as long as the table's progress lists the resync, because a replay of dead letters
-        must know which rows the resync has read. ``before``, ``after``: the progress before and after the
-        part.
+        As long as a resync is listed, a replay of dead letters needs its keys to know which rows it has read.
+        ``before``, ``after``: the progress before and after a part of the snapshot was applied.
         """
         left = {self.asked.keys, *(read.keys for read in after.source_reads)}
         for name in {read.keys for read in before.source_reads} - left:
@@ -607,9 +612,9 @@ class Snapshot:
                 self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
-        """Return True if the next batch is a part of the snapshot.
+        """Return True if the next batch is a part of the snapshot, and not changes from Kafka.
 
-        While changes are pending (``waiting``), parts and changes alternate.
+        ``waiting``: True if changes are pending. Then parts and changes alternate.
         """
         if not self.is_due(progress):
             return False
@@ -670,7 +675,7 @@ class Snapshot:
         """Check that a request for some rows does not replace an unfinished snapshot of the whole table.
 
         Raises:
-            SnapshotRefusedError: it would, and rows of the table would stay missing.
+            SnapshotRefusedError: the request would replace it, and rows of the table would stay missing.
         """
         asked, snapshot = self.asked, progress.snapshot
         if not asked.limited or (snapshot is not None and snapshot.number >= asked.started):
@@ -681,10 +686,10 @@ class Snapshot:
             raise SnapshotRefusedError(_UNFINISHED)
 
     def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
-        """Check that the database has positions (commit_ts), if the rows of a new request need them.
+        """Check that the database has positions (commit_ts), if the rows of a new snapshot need them.
 
         Raises:
-            SnapshotRefusedError: the database has no positions.
+            SnapshotRefusedError: the rows need positions, but the database has none.
         """
         begun = progress.snapshot.number if progress.snapshot else 0
         if needs_positions(self._context.config, self._settings) and self.asked.started > begun:
@@ -697,7 +702,8 @@ class Snapshot:
         """Return the bounds of the primary key to which the snapshot is limited; empty for all rows.
 
         Raises:
-            SnapshotRefusedError: a bound's column is not in the key, or the target sorts it differently.
+            SnapshotRefusedError: a bound's column is not in the key, or its values sort differently in the
+                target.
         """
         bounds = from_lists(before.where)
         if not bounds:
@@ -721,7 +727,8 @@ class Snapshot:
         """Return the keys that the snapshot is limited to, or None if it has no such limit.
 
         Raises:
-            SnapshotRefusedError: the state store lost the keys, or their columns are not the table's key.
+            SnapshotRefusedError: the state store lost the keys, or they have other columns than the table's
+                key.
         """
         if before.keys is None:
             return None
@@ -743,9 +750,10 @@ class Snapshot:
         after: KeyTexts | None,
         most: int,
     ) -> KeySet:
-        """Return the next requested keys after the key ``after``, as values of the source's columns.
+        """Return the next of the requested keys, converted to values of the source's columns.
 
-        ``most``: maximum number of keys. One query reads all of them, so that no row is read twice.
+        ``after``: the last key that was read, or None. ``most``: maximum number of keys. One query reads the
+        rows of all these keys, so that no row is read twice.
 
         Raises:
             SnapshotRefusedError: the source cannot be queried by keys of the target.
@@ -760,7 +768,7 @@ class Snapshot:
         return KeySet(tuple(column.name for column in columns), tuple(texts), last)
 
     def refuse(self, error: SnapshotRefusedError, progress: Progress) -> str:
-        """Remove a request that is not possible, and return the warning for the table's status."""
+        """Remove a snapshot request that is not possible, and return the warning for the table's status."""
         started, snapshot = self.asked.started, progress.snapshot
         before = snapshot.number if snapshot is not None and snapshot.number < started else 0
         begun = snapshot is not None and snapshot.number == started
@@ -780,19 +788,19 @@ class Snapshot:
         return f"The requested snapshot or resync was refused. {error.message}"
 
     def _is_ahead(self, gap: ColumnGap, decoder: TableDecoder, applied: Mapping[int, int]) -> bool:
-        """Return True if the snapshot must wait because the database's columns differ from the changes'.
+        """Return True if the snapshot must wait because the database has other columns than the changes.
 
-        If the difference is still there after the topic was applied to its end, it depends on what the topic
-        can report:
+        It always waits until the topic is applied to its end. If the columns differ even then, it depends on
+        what the topic can report:
 
-        - New columns only: the snapshot continues.
-        - A dropped column, and the topic has DDL: the snapshot waits, since the DDL always arrives.
-        - A dropped column, and only rows show the drop: the snapshot continues, since such a row may never
-          arrive. But if there is a new column too, it may be the dropped column under a new name. Its values
-          only come with a later row, so the snapshot waits.
-        - A dropped column, and the topic never shows drops: the snapshot continues.
+        - The database has new columns only: the snapshot continues.
+        - A column was dropped, and the topic has DDL: the snapshot waits, because the DDL always arrives.
+        - A column was dropped, and only the rows in the topic show that: the snapshot continues, because such
+          a row may never arrive. But if the database has a new column too, the snapshot waits: it may be the
+          dropped column under a new name, whose values only come with a later row.
+        - A column was dropped, and the topic never shows that: the snapshot continues.
 
-        ``gap``: the difference. ``applied``: the applied offset per partition.
+        ``gap``: the columns that differ. ``applied``: the applied offset per partition.
         """
         waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
         previous = self._ahead.gap if self._ahead is not None else self._settled
@@ -804,11 +812,11 @@ class Snapshot:
         return True
 
     def _before(self, snapshot: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
-        """Return the progress from which the next part continues.
+        """Return the snapshot progress from which the next part continues.
 
-        It is at the start if the snapshot is new, or if the table's key or its order has changed.
-        ``snapshot``: the snapshot in the table's progress, or None. ``stored``: the table's definition in the
-        database.
+        It is at the beginning of the table if the snapshot is new, or if the table's key or its sort order
+        has changed. ``snapshot``: the snapshot in the table's progress, or None. ``stored``: the table's
+        definition in the database.
         """
         number = max(self.asked.started, snapshot.number if snapshot else 0)
         if snapshot is None or snapshot.number < number:
@@ -839,7 +847,8 @@ class Snapshot:
 class SnapshotBatch(Batch):
     """Applies one part of a snapshot. An object runs once; a retry needs a new object.
 
-    Its plan has no records, but the offsets at which the table's changes continue. ``part``: the part.
+    The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which the
+    table's changes continue. ``part``: the part of the snapshot.
     """
 
     def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
@@ -883,16 +892,18 @@ class SnapshotBatch(Batch):
         return reduction
 
     def _rules(self) -> EventRules:
-        """Return the batch's rules without a cut's bound, because cuts leave out a table with an unfinished
-        snapshot.
+        """Return the rules for the batch's events, without the bound of a cut.
+
+        The bound does not apply, because cuts leave out a table with an unfinished snapshot.
         """
         return replace(super()._rules(), bound=None)
 
     @property
     def _checkpoints(self) -> bool:
-        """Return True if Spark must store the rows that it has read from the source database.
+        """Return True if Spark must store the rows that it has read, so that they are not read again.
 
-        With cuts it must: rows that are read again could be newer than the commit_ts that ``_seen`` returns.
+        This is always so with cuts, because rows that are read again could be newer than the commit_ts that
+        ``_seen`` returns.
         """
         return super()._checkpoints or self._context.config.cuts is not None
 
@@ -925,8 +936,9 @@ class SnapshotBatch(Batch):
     def _since(self) -> int | None:
         """Return the lowest position (commit_ts) that the part's rows may have, or None if they need none.
 
-        Rows have positions under ``sequence_by: source`` and in a history. The position must be above the
-        horizon, up to which the target may have forgotten deletes: a row from before could have been deleted.
+        Rows need positions with ``sequence_by: source`` and with ``mode: history``. The position must be
+        above the horizon, up to which the target may have removed tombstones (keys of deleted rows). A row
+        with a lower position could be a deleted row.
         """
         ordered = self._sequenced or self._history is not None
         return (self._hold.horizon or 0) + 1 if ordered else None
@@ -936,13 +948,11 @@ class SnapshotBatch(Batch):
         return batch if self._history is None else replace(batch, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return the progress in the table's topic without new offsets: a part of a snapshot reads no
-        records.
-        """
+        """Return the progress in the table's topic, with unchanged offsets: the batch reads no records."""
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
-        """Return the table's current decode plan for this batch."""
+        """Return the table's current decode plan, with the settings of this batch."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
         return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
 
@@ -957,9 +967,10 @@ class SnapshotBatch(Batch):
         A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
 
         Raises:
-            ChangesWaitError: a row does not fit, and pending changes are applied first: they may change the
-                column's type.
-            ValueOutOfRangeError: a row does not fit, and pending changes were already applied.
+            ChangesWaitError: a row does not fit the target's columns. Pending changes must be applied first,
+                because they may change the columns.
+            ValueOutOfRangeError: a row does not fit the target's columns, although all changes that were
+                pending are applied.
         """
         if summary.bad_records:
             if not self._part.is_last_try:
@@ -977,10 +988,10 @@ class SnapshotBatch(Batch):
         return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
 
     def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
-        """Return the progress's list of snapshots and resyncs (``SourceRead``), with this part added.
+        """Return the list of snapshots and resyncs in the table's progress, with this part added.
 
-        It decides which dead letters may be replayed. Unchanged unless the table has ``mode: upsert`` and
-        ``sequence_by: kafka``: only such a table needs the list.
+        The list decides which dead letters may be replayed. It is not changed unless the table has ``mode:
+        upsert`` and ``sequence_by: kafka``, because other tables do not need it.
         """
         if self._settings.mode != "upsert" or self._sequenced:
             return progress.source_reads
@@ -996,9 +1007,9 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, return a commit_ts that the database had after the part's rows were read; else None.
+        """Return the database's commit_ts after the part's rows were read; None if the config has no cuts.
 
-        No row of the part is newer, so the table can be part of cuts at or after this commit_ts.
+        No row of the part is newer, so cuts at or after this commit_ts can include the table.
 
         Raises:
             ConfigError: the database has no commit_ts.

@@ -1,12 +1,12 @@
-"""Decisions about DDL that changes rows, from the DDL topic of a Debezium connector (ADR 34).
+"""Decisions about DDL that changes rows, such as DROP PARTITION, from a connector's DDL topic (ADR 34).
 
 A Debezium connector writes DDL to a topic of its own. So it is not known between which rows of the table a
-statement such as DROP PARTITION took effect. If the policy is to apply it, the worker first applies all rows
-that were sent before the statement. Then it runs a resync, which compares every row with the source database
-and so does not depend on the order (ADR 37). If the table no longer exists in the source, all its rows are
-deleted instead.
+statement took effect. If the table's policy is to apply the statement, the worker first applies all rows that
+were sent before it. Then it runs a resync, which compares every row with the source database and so does not
+depend on the order of rows and statement (ADR 37). If the table no longer exists in the source, all its rows
+are deleted instead.
 
-A batch without records commits the decision in the table's progress, together with the begin of the resync.
+A batch without records commits the decision in the table's progress, together with the start of the resync.
 If the worker is killed before this commit, the next worker decides again.
 """
 
@@ -52,14 +52,14 @@ _KEYLESS: Final = (
 
 @dataclass(frozen=True)
 class DdlDecision:
-    """A decision about all statements on a table that are not decided yet.
+    """A decision about all undecided DDL statements on a table.
 
     Attributes:
         ddl: The table's progress in the DDL topic after the decision.
         pending: The statements that wait for a user's decision. If there are any, nothing is committed.
-        resyncs: True if a resync of the table follows.
-        empties: True if all rows of the table are deleted.
-        chosen: The decisions by the table's policies, which are stored with the progress.
+        resyncs: True if the statements are applied by a resync of the table.
+        empties: True if the statements are applied by the deletion of all rows of the table.
+        chosen: The decisions that the table's policies made. They are stored with the progress.
     """
 
     ddl: DdlProgress
@@ -70,7 +70,10 @@ class DdlDecision:
 
 
 class SourceDdl:
-    """Decides about the statements on one table in the connector's DDL topic. For one thread at a time."""
+    """Decides about the DDL statements on one table in the connector's DDL topic.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
@@ -100,15 +103,13 @@ class SourceDdl:
         )
 
     def _progress(self, progress: Progress) -> DdlProgress:
-        """Return the table's progress in the DDL topic. It is at offset 0 if the topic is new or was
-        replaced.
-        """
+        """Return the table's progress in the DDL topic. It begins at offset 0 if the topic was replaced."""
         topic_id = self._topic.topic_id if self._topic is not None else ""
         stored = progress.ddl
         return stored if stored is not None and stored.topic_id == topic_id else DdlProgress(topic_id, 0)
 
     def warnings(self, hold: Hold | None) -> tuple[str, ...]:
-        """Return warnings: statements that were not applied, and the reason if the DDL topic cannot be read.
+        """Return warnings about statements that were not applied, and about a DDL topic that cannot be read.
 
         ``hold``: the open table with its progress, or None.
         """
@@ -134,8 +135,8 @@ class SourceDdl:
             applied: The applied offset per partition of the table's topic.
 
         Returns:
-            The decision, or None if there is no statement, or rows that were sent before it must be applied
-            first.
+            The decision. None if there is no undecided statement, or if rows that were sent before the
+            statements must be applied first.
 
         Raises:
             SourceUnavailableError: Kafka or the source database does not answer.
@@ -169,10 +170,10 @@ class SourceDdl:
         return replace(found_of_it, chosen=policies.chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
-        """Decide how statements that are to be applied change the rows.
+        """Decide how the rows are changed for statements that must be applied.
 
-        A resync if the source has the table; deletion of all rows if a statement removed it from the source.
-        Otherwise the statements wait for a user's decision.
+        A resync of the table follows if the source still has the table. All rows are deleted if a statement
+        removed the table from the source. Otherwise the statements wait for a user's decision.
         """
         table = self._settings.table
         with open_source_database(self._context.config) as database, translated(OPTION):
@@ -186,7 +187,7 @@ class SourceDdl:
         return DdlDecision(ddl, pending=tuple(waits))
 
     def _obstacle(self) -> str:
-        """Return the reason why statements cannot be applied with this config, or an empty text."""
+        """Return the reason why DDL cannot be applied with this config, or an empty text if it can."""
         config = self._context.config
         obstacle = ddl_obstacle(config)
         if obstacle is not None:
@@ -194,9 +195,9 @@ class SourceDdl:
         return snapshot_obstacle(config) or ""
 
     def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
-        """Return the constructor of the batch that commits a decision.
+        """Return a function that creates the batch that commits a decision.
 
-        If a resync follows, it is stored among the users' requests.
+        If a resync follows, also store a request for it among the users' requests.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -205,10 +206,11 @@ class SourceDdl:
         return partial(SourceDdlBatch, decision=decision, snapshot=snapshot)
 
     def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
-        """Return the snapshot in the table's progress after a decision.
+        """Return the progress of the table's snapshot after a decision.
 
-        A new resync if one follows. A finished snapshot if the table is emptied, since there is nothing more
-        to read. Otherwise the snapshot that the table has now.
+        If the decision is a resync, it is a new resync, whose request is also stored. If all rows are
+        deleted, it is the present snapshot, marked as finished, because there is nothing more to read.
+        Otherwise it is the present snapshot.
         """
         snapshot = progress.snapshot
         if decision.empties and snapshot is not None:
@@ -237,9 +239,9 @@ def _change(ddl: RowDdl) -> SchemaChange:
 
 
 def _pending(statements: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
-    """Return statements that wait for a user, in order, up to one that allows other decisions than the first.
+    """Return the first statements that wait for a user and allow the same decisions, in order.
 
-    So a user can decide about all returned statements in the same way.
+    So a user can decide about all returned statements with one command.
     """
     waiting = list(_waiting(statements, policies, refusal))
     return tuple(takewhile(lambda pending: pending.accepts == waiting[0].accepts, waiting))
@@ -257,7 +259,8 @@ def _waiting(statements: Sequence[SourceStatement], policies: Policies, refusal:
 class SourceDdlBatch(Batch):
     """Commits a decision about DDL in the table's progress. Runs once; a retry needs a new object.
 
-    ``decision``: the decision. ``snapshot``: the table's snapshot after it, or None for no change.
+    ``decision``: the decision. ``snapshot``: the progress of the table's snapshot after the decision, or None
+    if it does not change.
     """
 
     def __init__(self, *parts: Any, decision: DdlDecision, snapshot: SnapshotProgress | None, **named: Any):

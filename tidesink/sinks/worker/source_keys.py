@@ -1,14 +1,14 @@
-"""Reads rows of the source database in Spark tasks: whole key ranges, or the rows of keys of the target.
+"""Reads rows of the source database in Spark tasks, by ranges of the key or by keys of the target table.
 
-``tidesink diff`` and resyncs use this to look up in the source the keys that they found in the target. A key
-of the target is given as the texts of its values (``spark.digests``). Each value is converted back to the
-source's value, in canal-json's text form, and becomes a parameter of the query. For some columns this is not
-possible exactly, for example if the records have truncated times or bytes as text. Then ``key_columns``
-returns None, and all rows must be read.
+``tidesink diff`` and resyncs read keys from the target, and look up their rows in the source. The values of a
+target key are given as texts (``spark.digests``). Each one is converted back to the source's value, in
+canal-json's text form, and becomes a parameter of the query. For some columns this conversion is not exact,
+for example if the records in Kafka have truncated times. Then ``key_columns`` returns None, and all rows of
+the source must be read.
 
 A query may return more rows than requested, because the database's collation treats several keys as equal.
-These are ordinary rows with other keys. Queries for several keys may return the same row; ``digests.once``
-removes the duplicates.
+These are ordinary rows with other keys. Two queries may return the same row; ``digests.once`` removes the
+duplicates.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _KEYS_FOR_A_ROW: Final = 5
 # Maximum number of parts in the second phase. Each part scans all keys of the target.
 MOST_PARTS: Final = 100
 _NOT_READABLE: Final = (
-    "The target cannot return stored rows, so rows that exist only in the target cannot be found."
+    "The target cannot return its stored rows, so rows that exist only in the target cannot be found."
 )
 
 
 @dataclass(frozen=True)
 class PatientRows:
-    """Reads key ranges of the source database, and retries a failed range for up to ``seconds``.
+    """Reads rows of the source database by key ranges, and retries a failed range for up to ``seconds``.
 
     ``connections``: maximum number of ranges that are read in parallel.
     """
@@ -75,11 +75,11 @@ class PatientRows:
     seconds: float
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range, once all of them are read: a retry must not yield rows twice."""
+        """Yield the rows of a range after all of them were read, so that a retry yields no row twice."""
         yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Return a frame with the results of ``work`` on the rows of ``ranges``. ``ddl``: its schema."""
+        """Return a frame with the results of ``work`` on the ranges' rows. ``ddl``: the frame's schema."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
@@ -88,10 +88,10 @@ WayBack = Callable[[str, ColumnType], str]
 
 
 class KeyColumn(NamedTuple):
-    """A column of the target's key, and how the source is queried by it.
+    """A column of the target's key, and the source's column by which it is looked up.
 
     ``at``: index of the column in the target's key. ``name``, ``stored``: name and type of the column in the
-    source. ``back``: converts the target's value to the source's.
+    source. ``back``: converts a value of the target's column to a value of the source's column.
     """
 
     at: int
@@ -103,13 +103,14 @@ class KeyColumn(NamedTuple):
 def key_columns(
     plan: DecodePlan, key: Sequence[str], types: Mapping[str, str]
 ) -> tuple[KeyColumn, ...] | None:
-    """Return the columns by which the source can be queried for a key of the target.
+    """Return the columns by which rows of the source can be looked up for keys of the target.
 
-    None if a value of the key cannot be converted back exactly, or no index of the source covers the columns.
+    None if the source cannot be queried by such keys, because values of the key cannot be converted back
+    exactly, or the key lacks columns of the source's key, whose index the query needs.
 
     Args:
         plan: The decode plan of the source's rows, from ``source_plan``.
-        key: Names of the source's own key columns, which have an index.
+        key: Names of the columns of the source's key, which have an index.
         types: The Spark types in which the target's key columns are compared, by name.
     """
     decoder, shape = plan.decoder, plan.shape
@@ -152,7 +153,7 @@ _MOST_PRECISION: Final = 38
 
 
 def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Return the bounds of ``--where``, which name columns of the source, as bounds of the target's columns.
+    """Convert the bounds of ``--where``, which name columns of the source, to bounds of the target's columns.
 
     Args:
         plan: The decode plan of the source's rows, from ``source_plan``.
@@ -160,8 +161,7 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
         types: The Spark types in which the target's key columns are compared, by name.
 
     Raises:
-        ConfigError: a column is not in the target's key, or the target does not sort its values as the source
-            does.
+        ConfigError: a column is not in the target's key, or its values sort differently in target and source.
     """
     from tidesink.sinks.spark.digests import Limit
 
@@ -192,10 +192,10 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
 
 
 def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) -> tuple[Limit, ...] | None:
-    """Return the stored bounds of a limited resync as bounds of the target's key columns.
+    """Convert the stored bounds of a limited resync to bounds of the target's key columns.
 
-    The same as ``limits_of``, but without a query to the source. None if the target's key no longer has the
-    columns of the bounds.
+    Unlike ``limits_of``, does not need the table's definition in the source. Returns None if the target's key
+    no longer has the columns of the bounds.
     """
     from tidesink.sinks.spark.digests import Limit
 
@@ -212,21 +212,23 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
 
 
 def _spelt(name: str) -> str:
-    """Return a normalized column name, which is equal for a name in the database and its restricted Avro
-    form.
+    """Return a normalized column name: the same for a column's name in the database and its name in Avro.
+
+    Avro names allow fewer characters, so the two names can differ.
     """
     return fold_name(sanitize_name(name))
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
-    """Return True if Spark compares values of the type ``kind`` with the bound ``text`` as the source
-    database does.
+    """Return True if Spark and the source database agree on which values are above the bound ``text``.
+
+    ``source``: the column's type in the source. ``kind``: the Spark type in which its values are compared.
     """
     return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
 def _fits(text: str, kind: str) -> bool:
-    """Return True unless ``kind`` is a decimal type with which Spark cannot compare the number exactly."""
+    """Return False if Spark cannot compare the number in ``text`` exactly with the decimal type ``kind``."""
     if not kind.startswith("decimal("):
         return True
     scale = int(kind.rstrip(")").partition(",")[2])
@@ -246,10 +248,10 @@ def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack
 
 
 def _sort(stored: ColumnType) -> str:
-    """Return the kind of a source column, by which ``_WAYS_BACK`` and ``_RANGED`` are looked up.
+    """Return the kind of a source column's type, which is a key of ``_WAYS_BACK`` and ``_RANGED``.
 
-    It is the name of the reader of the column's type, except for types that share a reader with a type that
-    is converted back in another way.
+    It is the name of the function that reads values of the type. Types that share this function, but whose
+    values are converted back in different ways, have kinds of their own.
     """
     reader, sql = row_of(stored).reader, stored.sql or ""
     if reader == "bit":
@@ -326,14 +328,16 @@ _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Reads the source's rows for keys of the target. A ``RecordReader`` that ignores the requested ranges.
+    """Reads the rows of the source that have given keys of the target.
+
+    A ``RecordReader`` that ignores the requested offset ranges.
 
     Attributes:
         rows: Reads the source.
         columns: The columns by which the source is queried.
         connections: Maximum number of queries in parallel.
         seconds: Seconds for which a failed query is retried.
-        wanted: A frame with the column ``key``, an array of the texts of the target's values; times are in
+        wanted: A frame with the keys. Its column ``key`` is an array of the values as texts, with times in
             UTC.
     """
 
@@ -344,7 +348,7 @@ class KeyedRows:
     wanted: DataFrame = field(repr=False)
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
-        """Return a frame with the results of ``work`` on the rows of the keys. ``ddl``: its schema."""
+        """Return a frame with the results of ``work`` on the keys' rows. ``ddl``: the frame's schema."""
         task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
         return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
 
@@ -353,8 +357,8 @@ class KeyedRows:
 class KeyedTask:
     """A Spark task that reads the source's rows for its share of the target's keys.
 
-    One query reads up to ``KEYS_A_QUERY`` keys. Raises ValueOutOfRangeError if a value of a key cannot be a
-    value of the source's column.
+    One query reads the rows of up to ``KEYS_A_QUERY`` keys. Raises ValueOutOfRangeError if the source's
+    column cannot contain a value of a key.
     """
 
     rows: SourceRows
@@ -378,11 +382,11 @@ class KeyedTask:
 
 
 def _text(text: str | None, column: KeyColumn) -> str:
-    """Convert the text of a target value to canal-json's text of the source's value.
+    """Convert the text of a value in the target to the source's value, in canal-json's text form.
 
     Raises:
-        ValueOutOfRangeError: the source's column cannot hold the value, or it is NULL: the target stores NULL
-            for a date that does not exist.
+        ValueOutOfRangeError: the source's column cannot hold the value, or the value is NULL. (The target
+            stores NULL for a date that does not exist.)
     """
     try:
         if text is not None:
@@ -390,13 +394,15 @@ def _text(text: str | None, column: KeyColumn) -> str:
     except (ValueError, ArithmeticError):
         pass
     raise ValueOutOfRangeError(
-        "The source cannot be queried by a key of the target: its columns cannot hold a value of the key."
+        "A key of the target cannot be looked up in the source, because the source's columns cannot hold a "
+        "value of the key."
     )
 
 
 def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
-    """Yield keys of the target as canal-json's texts of the source's values. Skips keys that the source
-    cannot hold.
+    """Convert keys of the target to keys of the source, in canal-json's text form.
+
+    Skips keys that the source's columns cannot hold.
     """
     for key in keys:
         with suppress(ValueOutOfRangeError):
@@ -406,8 +412,8 @@ def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[
 class WantedKeys(NamedTuple):
     """Keys of the target to look up in the source.
 
-    ``columns``: the columns by which the source is queried. ``keys``: a frame with the column ``key``, an
-    array of the texts of the target's values.
+    ``columns``: the columns by which the source is queried. ``keys``: a frame with the keys. Its column
+    ``key`` is an array of the values as texts.
     """
 
     columns: tuple[KeyColumn, ...]
@@ -425,16 +431,18 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
     since: int | None = None,
     as_of: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
-    """Return a Spark task over rows of the source database, and the reader for it, which retries.
+    """Return a Spark task that decodes rows of the source database, and the reader of these rows.
+
+    The reader retries failed queries.
 
     Args:
         config: The pipeline's config.
         plan: The decode plan of the source's rows, from ``source_plan``.
         stored: The table's definition in the source.
-        topic: The table's topic; the task's ranges carry its name.
+        topic: Name of the table's topic, for the task's offset ranges.
         wanted: The keys whose rows are read, or None to read all ``ranges``.
         ranges: Returns the key ranges; called only if ``wanted`` is None.
-        since: Lowest position (commit_ts) at which rows may be read, or None if rows need no position.
+        since: Lowest position (commit_ts) that the rows may have, or None if rows need no position.
         as_of: The commit_ts as of which rows are read, or None for the current rows.
     """
     settings, seconds = config.source.database, config.retry.for_
@@ -471,7 +479,7 @@ def open_target_reader(
     table, or cannot return its rows.
 
     Raises:
-        ConfigError: the error ``missing``.
+        ConfigError: the target has no such table, or cannot return its rows (``missing`` is raised).
         TransientTargetError: the target does not answer.
     """
     target, session = context.target, context.spark.newSession()
@@ -495,7 +503,7 @@ def no_resync(table: TableId) -> ConfigError:
 
 
 def compared_columns(reader: TableReader, columns: Sequence[TargetColumn]) -> tuple[ComparedColumn, ...]:
-    """Return columns of the target with the Spark types in which both sides' values are compared."""
+    """Return columns of the target with the Spark types in which values of source and target are compared."""
     from tidesink.sinks.spark.digests import ComparedColumn
 
     held = (struct_field.dataType.simpleString() for struct_field in reader.rows(columns).schema.fields)
@@ -515,7 +523,7 @@ def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
 
 @contextmanager
 def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
-    """Open a reader of the target's rows of the table that ``plan`` decodes, for a resync.
+    """Open a reader of the rows in the target, of the table that ``plan`` decodes, for a resync.
 
     Raises:
         ConfigError: the target has no such table, or cannot return its rows.
@@ -532,10 +540,10 @@ def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader
 def columns_of_keys(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable
 ) -> tuple[KeyColumn, ...] | None:
-    """Return the columns by which the source can be queried for a key of the target (``key_columns``).
+    """Look up the types of the target's key columns, and return the result of ``key_columns`` for them.
 
-    Looks up the types of the target's key columns. ``plan``: the decode plan of the source's rows, from
-    ``source_plan``. ``stored``: the table's definition in the source.
+    These are the columns by which rows of the source can be looked up for keys of the target. ``plan``: the
+    decode plan of the source's rows, from ``source_plan``. ``stored``: the table's definition in the source.
 
     Raises:
         ConfigError: the target has no such table, or cannot return its rows.
@@ -546,10 +554,11 @@ def columns_of_keys(
 
 
 def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Bound]) -> None:
-    """Check that the target compares the bounds of ``--where`` as the source does.
+    """Check that the bounds of ``--where`` select the same rows in the target as in the source.
 
     Raises:
-        ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.
+        ConfigError: a bound selects other rows in the target, or the target has no such table or cannot
+            return its rows.
         TransientTargetError: the target does not answer.
     """
     with _target_of(context, plan) as reader:
@@ -561,7 +570,8 @@ def parts_of(
 ) -> int:
     """Return the number of parts of a resync's second phase, which looks up the target's keys in the source.
 
-    It is 1 if the source cannot be queried by key, since each part would then read all rows of the source.
+    It is 1 if the source cannot be queried by keys of the target, because each part would then read all rows
+    of the source.
 
     Args:
         context: The worker's context.
@@ -571,7 +581,8 @@ def parts_of(
         where: Bounds of the source's key that limit the resync.
 
     Raises:
-        ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.
+        ConfigError: a bound selects other rows in the target, or the target has no such table or cannot
+            return its rows.
         TransientTargetError: the target does not answer.
     """
     with _target_of(context, plan) as reader:

@@ -1,17 +1,16 @@
-"""The setting ``start``: at which offsets a new table begins to read its topic (ADR 32).
+"""The setting ``start``: the offsets at which a new table begins to read its topic (ADR 32).
 
-The setting is resolved to one offset per partition (the start), before anything of the topic is read or
-applied. The start is stored in the state store, so that a restart does not change it. Records before the
-start are treated as expired. They are not applied, and nothing is learned from them: no columns, no types, no
-DDL that changes rows.
+The setting is resolved to one offset per partition (the table's start), before any record is read or applied.
+The start is stored in the state store, so that a restart of the worker does not change it. Records before the
+start are treated as expired: they are not applied, and their columns, types and DDL are ignored.
 
 With ``snapshot: initial``, no row is missing: the snapshot's rows are read from the database after the start
 was fixed. So they contain every change before the start, and every later change is applied after them.
 Without a snapshot, rows that have not changed since the start are missing.
 
 A table with progress continues from its progress, even if the setting changes. A worker still needs the start
-to plan the table's columns. If the state store was lost, the start is resolved again, but is never later than
-the table's progress, so that no record is skipped.
+to learn the table's columns. If the state store was lost, the start is resolved again, but is never later
+than the table's progress, so that no record is skipped.
 """
 
 from __future__ import annotations
@@ -55,11 +54,12 @@ _LOADED: Final = "The snapshot loads the other rows from source.database (snapsh
 
 
 class KnownStart(NamedTuple):
-    """A resolved start, as it is stored.
+    """The start of a table, as it is stored in the state store.
 
-    ``said``: text of the setting that was resolved. ``topic_id``: Kafka's id of the topic. ``offsets``: first
-    offset to read per partition. ``after``: rank of the table's status when the start was resolved. If the
-    status has a higher rank later, a worker has applied records from this start on.
+    ``said``: the setting ``start`` that was resolved, as text. ``topic_id``: Kafka's id of the topic.
+    ``offsets``: first offset to read per partition. ``after``: life, epoch and batch number in the table's
+    status when the start was resolved. If they are higher in a later status, records were applied from this
+    start on.
     """
 
     said: str
@@ -69,7 +69,7 @@ class KnownStart(NamedTuple):
 
 
 def said_of(start: str | dict[int, int]) -> str:
-    """Return the setting ``start`` as a text; offsets per partition become JSON."""
+    """Return the setting ``start`` as text. If it has an offset per partition, the text is JSON."""
     return (
         start
         if isinstance(start, str)
@@ -86,8 +86,8 @@ def resolved(
 ) -> Starts:
     """Resolve the setting ``start`` to the first offset to read per partition.
 
-    Empty for ``earliest``: the topic is read from its beginning. ``now``: returns the current time in seconds
-    since 1970.
+    The result is empty for ``earliest``, which means that the topic is read from its beginning. ``now``:
+    returns the current time in seconds since 1970.
 
     Raises:
         ConfigError: the setting names offsets that the topic does not have, or a time in the future.
@@ -144,9 +144,9 @@ def _name(pipeline: str, table: TableId, topic: str) -> str:
 
 
 class Start:
-    """Resolves, stores and loads the start of one table in its topic. Used by one thread at a time.
+    """The start of one table in its topic: resolves the setting ``start``, and stores and loads the result.
 
-    ``place``: returns the table's location at the target.
+    Used by one thread at a time. ``place``: returns the table's location at the target.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Start:
 
     @classmethod
     def of(cls, context: WorkerContext, topic: str, settings: TableConfig) -> Start:
-        """Create the start of one of a worker's tables, by its setting ``start``."""
+        """Create the object for a table of a worker, from the table's setting ``start``."""
         return cls(
             settings,
             topic,
@@ -188,7 +188,7 @@ class Start:
 
     @property
     def offsets(self) -> Starts:
-        """First offset to read per partition; empty before ``settle`` and for ``earliest``."""
+        """First offset to read per partition; empty for ``earliest``, and before ``settle`` was called."""
         return self._known.offsets if self._known is not None else NO_STARTS
 
     def is_other_topic(self, offsets: TopicOffsets) -> bool:
@@ -196,7 +196,7 @@ class Start:
         return self._known is not None and is_other_topic(self._known.topic_id, offsets.topic_id)
 
     def is_settled(self, offsets: TopicOffsets) -> bool:
-        """Return True if the setting ``start`` was resolved for this topic."""
+        """Return True if the setting ``start`` was resolved, and the topic was not replaced since."""
         return self._known is not None and not is_other_topic(self._known.topic_id, offsets.topic_id)
 
     def has_records(self, offsets: TopicOffsets) -> bool:
@@ -207,7 +207,7 @@ class Start:
         )
 
     def settle(self, offsets: TopicOffsets) -> None:
-        """Load the start from the state store, or resolve and store it if it is not there.
+        """Load the start from the state store. If the state store does not have it, resolve and store it.
 
         The stored start is resolved again if the setting has changed and nothing was applied yet, or if the
         topic was replaced.
@@ -233,7 +233,7 @@ class Start:
             self.begin(offsets)
 
     def begin(self, offsets: TopicOffsets) -> None:
-        """Resolve and store the start of a table to which no record was applied.
+        """Resolve and store the start of a table to which no record was applied yet.
 
         Raises:
             ConfigError: the setting names offsets that the topic does not have, or a time in the future.
@@ -244,10 +244,11 @@ class Start:
         self._is_new = True
 
     def lower(self, applied: Mapping[int, int]) -> bool:
-        """Lower the start to the applied offsets if this worker resolved it; return True if that changed it.
+        """Lower the start to the applied offsets, if this worker has resolved it. Return True if it changed.
 
-        If a table has progress but no stored start, the state store was lost. The new start may then be above
-        the applied offsets, and all records after these must be read, including DDL.
+        If a table has progress but no stored start, the state store was lost, and this worker has resolved
+        the start again. It may then be above the applied offsets, although all records after these must be
+        read.
 
         Args:
             applied: The next offset to apply per partition in the table's progress.
@@ -277,10 +278,10 @@ class Start:
         self._store.save_document(_KIND, name, document)
 
     def is_stale(self) -> bool:
-        """Return True if a previous table of the same name was read from this start.
+        """Return True if the start belongs to a previous table of the same name and must be resolved again.
 
-        Called for a table without progress. The previous table was removed at the target, and a new one is
-        loaded, for which the start must be resolved again.
+        Must only be called if the table at the target has no progress. Then the previous table was removed at
+        the target, and a new one is loaded.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -293,7 +294,7 @@ class Start:
     def _begun(self, known: KnownStart | None) -> bool:
         """Return True if a worker applied records of the table after the start ``known`` was resolved.
 
-        Judged by the table's status, which only counts if it is about the table's current location.
+        The table's status shows this. A status of a table at another location in the target does not count.
         """
         status = self._store.status_of(self._pipeline, self._settings.table)
         if status is None or status.batch == 0 or status.rank <= (known.after if known else (0, 0, 0)):

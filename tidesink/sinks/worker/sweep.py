@@ -1,15 +1,16 @@
 """The second phase of a resync (the sweep): deletes rows that exist only in the target.
 
-The keys of the target are divided into N parts by their hashes. For each part, one batch looks up the part's
-keys in the source database, and deletes the target's rows whose keys the source does not have. A resync that
-is limited to some keys or bounds looks up only these.
+The keys of the target table are divided into N parts by their hashes. For each part, one batch looks up the
+part's keys in the source database, and deletes the target's rows whose keys the source does not have. A
+resync that is limited to some keys, or to bounds of the key, looks up only these keys.
 
-Rule for correctness (ADR 37), as for the rows of a snapshot: the offsets at which the table's changes
-continue are fixed before the source is queried, and the deletes are committed together with the progress.
-With ``sequence_by: source``, the deletes get a position in the source's log that was read before the query.
+Rule for correctness (ADR 37), as for the rows of a snapshot: the offsets at which the table continues to read
+Kafka are fixed before the source is queried, and the deletes are committed together with the table's
+progress. With ``sequence_by: source``, the deletes are stored with a position in the source's log that was
+read before the query.
 
 The deletes are applied like deletes from a topic: Spark tasks receive the keys as records, and ``KeyDecoder``
-turns each record into a delete event. The keys keep the target's types, so they are not converted from texts.
+turns each record into a delete event. The keys have the target's types, so they need no conversion from text.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True)
 class KeyDecoder(NumberedDecoder):
-    """Decodes records that hold a key of the target, in the target's types, into delete events."""
+    """Converts records into delete events. Each record holds a key of the target, in the target's types."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Return a delete event for the key in each record."""
+        """Return one delete event per record, for the key in the record."""
         count, keys = records.num_rows, rows_of(records)
         rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
@@ -83,7 +84,10 @@ class KeyDecoder(NumberedDecoder):
 
 
 def deletes_plan(plan: DecodePlan) -> DecodePlan:
-    """Return the decode plan for records of ``KeyDecoder``, whose keys are columns of the target already."""
+    """Return the decode plan for records with keys of the target, which ``KeyDecoder`` decodes.
+
+    ``plan``: the table's decode plan.
+    """
     shape = plan.shape
     own = {column.name: column.name for column in shape.key_columns}
     rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
@@ -94,8 +98,8 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 class KeyTask:
     """A Spark task that passes its share of the target's keys to ``work``, as records.
 
-    ``names``: names of the key columns. ``wanted``: the range whose first offset the first record gets.
-    ``commit_ts``: position of the deletes, or None if they do not need a position.
+    ``names``: names of the key columns. ``wanted``: an offset range; the records are numbered from its first
+    offset. ``commit_ts``: position (commit_ts) of the deletes, or None if they do not need a position.
     """
 
     names: tuple[str, ...]
@@ -104,7 +108,7 @@ class KeyTask:
     commit_ts: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the results of ``work`` on the keys, which are structs in the only column of ``batches``."""
+        """Yield the results of ``work`` on the keys in ``batches``, whose only column has them as structs."""
         # Each task has a range of its own.
         wanted = self.wanted._replace(partition=task_number())
         yield from self.work(wanted, self._records(batches, wanted))
@@ -119,10 +123,10 @@ class KeyTask:
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """Reads keys of the target as records. A ``RecordReader`` that ignores the requested ranges.
+    """Reads keys of the target as records. A ``RecordReader`` that ignores the requested offset ranges.
 
     ``names``: names of the key columns. ``keys``: a frame with the keys as structs in the column ``value``.
-    ``commit_ts``: position of the deletes, or None if they need none.
+    ``commit_ts``: position (commit_ts) of the deletes, or None if they do not need a position.
     """
 
     names: tuple[str, ...]
@@ -130,7 +134,7 @@ class TargetKeys:
     commit_ts: int | None = None
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Return a frame with the results of ``work`` on the keys. ``ddl``: its schema."""
+        """Return a frame with the results of ``work`` on the keys. ``ddl``: the frame's schema."""
         task = KeyTask(self.names, ranges[0], work, self.commit_ts)
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
 
@@ -138,9 +142,9 @@ class TargetKeys:
 class _Asked(NamedTuple):
     """Keys of the target to look up in the source.
 
-    ``plan``: the table's decode plan. ``columns``: the key columns, in the types in which both sides are
-    compared. ``keys``: a frame with the keys. ``position``: position (commit_ts) that was read before the
-    source is queried, or None if the deletes need none.
+    ``plan``: the table's decode plan. ``columns``: the key columns, with the types in which keys of source
+    and target are compared. ``keys``: a frame with the keys. ``position``: the source's position (commit_ts)
+    before it is queried, or None if the deletes do not need a position.
     """
 
     plan: DecodePlan
@@ -162,9 +166,7 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the Spark task that looks up keys of the target in the source, and deletes those that are
-        missing there.
-        """
+        """Look up the part's keys in the source, and return the Spark task that deletes the missing keys."""
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)
@@ -176,7 +178,7 @@ class SweepBatch(SnapshotBatch):
         )
 
     def _position(self) -> int | None:
-        """Return the source's current position for the deletes; None under ``sequence_by: kafka``."""
+        """Return the source's current position (commit_ts), or None if the deletes do not need a position."""
         since = self._since()
         if since is None:
             return None
@@ -184,7 +186,7 @@ class SweepBatch(SnapshotBatch):
             return database.position(since=since)
 
     def _only_at_target(self, plan: DecodePlan, topic: str, position: int | None) -> DataFrame:
-        """Return a frame with the keys of this part that the target has and the source does not have.
+        """Return a frame with the keys of this part that exist in the target but not in the source.
 
         Raises:
             ValueOutOfRangeError: a row of the source cannot be stored in the target, so its key is unknown.
@@ -219,9 +221,10 @@ class SweepBatch(SnapshotBatch):
         return keys.join(there.select(*HASH), [*HASH], "left_anti")
 
     def _at_source(self, session: SparkSession, asked: _Asked, *, by_key: bool) -> DataFrame:
-        """Return a frame with the key hashes of source rows: of the asked keys, or of all rows.
+        """Return a frame with the hashes of the keys that the source has.
 
-        ``by_key``: True to query only the asked keys, if the source can be queried by key.
+        ``by_key``: True to look up only the keys in ``asked``. If False, or if the source cannot be queried
+        by these keys, all rows of the source are read.
         """
         from tidesink.sinks.spark.digests import HASH, digests
 
@@ -240,5 +243,5 @@ class SweepBatch(SnapshotBatch):
         return self._stored(rows.select(*HASH, "bad"))
 
     def _stored(self, frame: DataFrame) -> DataFrame:
-        """Store a frame's current rows in Spark until the batch ends, so that they are computed only once."""
+        """Store the rows of a frame in Spark until the batch ends, so that they are computed only once."""
         return checkpointed(frame, self._kept, table=str(self._settings.table))

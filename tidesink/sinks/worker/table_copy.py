@@ -1,6 +1,6 @@
-"""Access to a table in the target for ``tidesink diff``: reads its rows, and waits until changes are applied.
+"""Access to a table in the target for ``tidesink diff``: waits until changes are applied, and reads the rows.
 
-The table is compared while a worker keeps applying changes to it.
+A worker may keep applying changes to the table while it is compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tell = Callable[[str], None]
 
 
 def topic_of(status: TableStatus | None) -> str | None:
-    """Return the topic that a table's changes came from, or None if its status names no topic."""
+    """Return the topic from which a table's changes were read, or None if its status names no topic."""
     topic = (status.details if status else {}).get("topic")
     return None if topic is None else str(topic)
 
@@ -45,7 +45,7 @@ def topic_of(status: TableStatus | None) -> str | None:
 def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
     """Return the reason why a table cannot be compared with this config, or None if it can.
 
-    ``topic``: the topic that its changes came from, or None if unknown.
+    ``topic``: the topic from which the table's changes were read, or None if unknown.
     """
     settings = config.table_config(table)
     if "rows" not in config.target.features:
@@ -61,7 +61,10 @@ def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
             "so the two sides cannot be compared."
         )
     if topic is not None and not config.reads_topic(topic):
-        return f"Its changes came from the topic {topic}, which is no longer part of source.topics."
+        return (
+            f"Its changes came from the topic {topic}, which is no longer part of source.topics. Add the "
+            "topic to source.topics again."
+        )
     return None
 
 
@@ -72,18 +75,18 @@ def refusal(table: TableId, reason: str) -> ConfigError:
 
 @dataclass
 class TableCopy:
-    """A table in the target of a pipeline.
+    """A table in the target of a pipeline, whose rows can be read.
 
     Attributes:
         context: The parts of the pipeline: config, Spark, target, state store.
         table: The table.
-        kept: Closed at the end of the comparison; releases what Spark stores for the table.
+        kept: Has the resources of the comparison, such as frames that Spark stores. The caller closes it.
         tell: Receives progress messages for the user.
-        waits: True to wait for changes that are in Kafka and not applied yet.
-        patience: Seconds without an applied record after which a running worker counts as not reading the
-            table. None for a time that is longer than any pause that the config allows.
+        waits: True to wait until the changes that are in Kafka are applied.
+        patience: If no record is applied for this many seconds, a running worker counts as not reading the
+            table. None to choose a time that is longer than any pause that the config allows.
         called: Prefix of the table's name in messages, such as the pipeline's name.
-        topic: The topic that the table's changes come from. Set by ``open``.
+        topic: The topic from which the table's changes are read. Set by ``open``.
         may_come: True if the topic does not exist yet, and the changefeed may create it. Set by ``open``.
         reader: The reader of the table's rows in the target. Set by ``open``.
     """
@@ -101,6 +104,8 @@ class TableCopy:
 
     def open(self) -> DecodePlan:
         """Open the table, wait until the topic's current records are applied, and return its decode plan.
+
+        Does not wait if ``waits`` is False.
 
         Raises:
             ConfigError: the table cannot be compared, or no worker applies its records.
@@ -129,7 +134,7 @@ class TableCopy:
         return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 
     def check_begun(self) -> None:
-        """Check that the table was loaded: a batch was applied, and its snapshot is finished.
+        """Check that the table was loaded: a batch was applied, and no snapshot of all rows is unfinished.
 
         Raises:
             ConfigError: no batch was applied yet, or a snapshot of the whole table is unfinished.
@@ -149,17 +154,14 @@ class TableCopy:
     # End offsets of the topic, and progress of the target
 
     def ends(self) -> TopicOffsets:
-        """Return the current first and last offsets of the table's topic.
+        """Return the current first and end offsets of the table's topic.
 
-        A missing topic has no offsets. It is an error only if the topic existed before, by the table's
-        status.
+        They are empty if the changefeed has not created the topic yet (``may_come``).
         """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
     def _ranges_of(self, offsets: TopicOffsets) -> list[OffsetRange]:
-        """Return, per partition, the range of offsets from the applied offset to the end offset in
-        ``offsets``.
-        """
+        """Return the range of records per partition that are in ``offsets`` and not applied yet."""
         progress = self.context.retry(self.table).call(self.reader.committed)
         return [
             OffsetRange(
@@ -172,9 +174,9 @@ class TableCopy:
         ]
 
     def await_applied(self, ends: TopicOffsets) -> bool:
-        """Wait until the target has applied all records before the end offsets ``ends``, and return True.
+        """Wait until all records before the end offsets in ``ends`` are applied. Return True then.
 
-        With ``waits=False``, returns at once, and False if records are not applied.
+        If ``self.waits`` is False, return at once: False if some of these records are not applied.
 
         Raises:
             ConfigError: no worker applies the records.
@@ -192,9 +194,7 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Return after how many seconds without an applied record a running worker seems not to read the
-        table.
-        """
+        """Return the seconds without an applied record after which a worker seems to skip the table."""
         if self.patience is not None:
             return self.patience
         config = self.context.config
@@ -213,7 +213,8 @@ class TableCopy:
         if status is not None and status.state in ("PAUSED", "FAILING"):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
-                f"({status.error}). Let the table continue first. To compare anyway, pass --no-wait."
+                f"({status.error}). Fix the cause and let the table continue first. To compare anyway, pass "
+                "--no-wait."
             )
         state = status.state if status is not None else "unknown"
         if still.lasts(waiting, at_work=state == "RUNNING"):
@@ -224,9 +225,9 @@ class TableCopy:
             )
 
     def stored(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Store the current rows of the frame that ``frame`` returns, and return the stored frame.
+        """Store in Spark the rows of the frame that ``frame`` returns, and return the stored frame.
 
-        Spark does not read them again, so all later steps see the same rows. Retries on failure.
+        So all later steps see the same rows, although the table changes. Retries on failure.
         """
 
         def store() -> DataFrame:

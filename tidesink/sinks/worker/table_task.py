@@ -89,17 +89,18 @@ class TableTask:
         was_open: True if the table was opened in this run.
         bound: With cuts, the bound up to which changes are applied; None until it is chosen.
         marks: Newest known watermark per partition after the table's offsets, if only watermarks lie between.
-        ends: With cuts of a Debezium connector, the end offset per partition up to which the bound can be.
+        ends: With cuts of a Debezium connector, an offset per partition: all rows up to the bound have lower
+            offsets.
         stalled: True if the only unread records up to the bound are in added partitions, and these must wait
             for records above the bound in the old partitions.
-        cooldown: The wait after a failure that may pass.
+        cooldown: The wait before the retry, after a failure that may pass.
         seen: The topic's offsets when the worker last looked them up; updated even while a batch runs.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
-        """Create the task without opening the table.
+        """Create the task. The table is not opened yet.
 
-        Registers the table with the shared reads of its topic, which read records once for several tables.
+        The table is registered with the object that reads the topic's records once for several tables.
         """
         self.topic = topic
         self.table = table
@@ -145,10 +146,10 @@ class TableTask:
             self._reads.expect(table)
 
     def look(self, offsets: TopicOffsets | None) -> None:
-        """Record the topic's current offsets and the lag that follows. Saves the lag if the table is paused
-        or failing.
+        """Record the topic's current offsets, and compute the table's lag from them.
 
-        Before the table is opened, all records of the topic count as lag.
+        If the table is paused or failing, its status is saved with the new lag. Before the table is opened,
+        all records of the topic count as lag.
         """
         if offsets is not None:
             self._note_start(offsets)
@@ -189,16 +190,17 @@ class TableTask:
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return the next offset per partition. For a table that is not open, reads it from the
-        state store.
-        """
+        """Return the next offset per partition, from the state store if the table is not open."""
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
         return {number: partition.next_offset for number, partition in stored.partitions.items()}
 
     def _stored_progress(self) -> TopicProgress | None:
-        """Return the last batch's progress in the topic from the state store, or None if it is unknown."""
+        """Load the table's progress in the topic after its last batch from the state store.
+
+        None if the state store does not have it or does not answer.
+        """
         context = self._context
         try:
             self._counters.resume(context, self.table)
@@ -249,16 +251,15 @@ class TableTask:
 
     @property
     def _may_read(self) -> bool:
-        """Return True unless cuts forbid a batch now: the bound is not chosen yet, or is below the table's
-        own bound.
+        """Return True if cuts allow the table to read records now.
+
+        False if the bound is not chosen yet, or if the table was already read up to a later bound.
         """
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
     def unread(self, offsets: TopicOffsets) -> int:
-        """Return the number of the topic's unread records. With cuts, counts only records that the bound
-        allows to read.
-        """
+        """Return the number of the topic's unread records. With cuts, counts only records up to the bound."""
         passed, next_offsets = self._passed_partitions, self._next_offsets()
         ends = ((n, partition) for n, partition in limited(offsets, self.ends).items() if n not in passed)
         return sum(
@@ -274,15 +275,15 @@ class TableTask:
 
     @property
     def least_bound(self) -> int | None:
-        """The lowest bound under which the table can be read: it has applied nothing above this bound.
+        """The bound up to which the table was already read. The next bound must not be lower.
 
-        None if any bound is possible, or the table is not open.
+        None if any bound is possible, or if the table is not open.
         """
         return least_bound(self._hold.progress, outside=self.outside) if self._hold else None
 
     @property
     def outside(self) -> bool:
-        """Return True if cuts leave the table out: its snapshot is unfinished, or newer than the bound."""
+        """Return True if cuts leave the table out: its snapshot is unfinished, or newer than their bound."""
         return self._snapshot.is_outside(self._hold.progress if self._hold else None, self.bound)
 
     @property
@@ -302,21 +303,23 @@ class TableTask:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
+        """Return True if the snapshot waits for open transactions and it is time to check them again."""
         return self._snapshot.looks_again
 
     @property
     def obstacle(self) -> str:
-        """The state and the error of a paused or failing table, which keep it from a cut's bound;
-        else empty.
+        """The state and the error of a paused or failing table; empty for other tables.
+
+        Such a table cannot reach the bound of a cut.
         """
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, offsets: TopicOffsets | None) -> Mapping[int, int] | None:
-        """Return the next offset per partition if the table is up to date, except perhaps for watermarks.
+        """Return the next offset per partition if the table is up to date, except for a few new records.
 
-        The worker then checks if the topic's new records are only watermarks, which need no batch yet. None
-        if a batch is needed in any case, the table is not open, or its topic has no watermarks.
+        The worker then checks if these records are only watermarks, which need no batch yet. Returns None if
+        this check is not needed: a batch is needed in any case, the table is stopped or not open, or its
+        topic has no watermarks.
         """
         if offsets is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
@@ -347,7 +350,7 @@ class TableTask:
         return time.monotonic() - self._ended
 
     def work(self, offsets: TopicOffsets | None, *, passes: bool = False) -> None:
-        """Run one batch; on an error, set the state to PAUSED or FAILING and raise nothing.
+        """Run one batch. On an error, set the state to PAUSED or FAILING and raise nothing.
 
         ``offsets``: the topic's current offsets, or None if it does not exist. ``passes``: True if records
         that contain nothing for the table may be skipped without a commit.
@@ -373,14 +376,14 @@ class TableTask:
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
-        """Set the state to FAILING for an error outside the task, unless it is PAUSED or FAILING already."""
+        """Set the state to FAILING for an error outside the task, unless the table is already stopped."""
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
 
     @property
     def is_failing(self) -> bool:
-        """Return True if the task's last step failed, even if it is being retried."""
+        """Return True if the task's last step failed, also while the step is being retried."""
         return self._context.failures.of(self.table) is not None
 
     def await_topic(self, error: TidesinkError, pause: float) -> None:
@@ -399,13 +402,13 @@ class TableTask:
             self._save_quietly()
 
     def _failure_changed(self) -> None:
-        """Save the status when a failure begins, is retried or ends; not for each of many quick retries."""
+        """Save the status when a failure begins, is retried or ends. Of quick retries, saves only some."""
         failure = self._context.failures.of(self.table)
         if self._saved.lacks(failure):
             self._save_quietly()
 
     def _save_quietly(self) -> None:
-        """Save the status; if that fails, log it and let the current step continue."""
+        """Save the status. If that fails, log the error and let the current step continue."""
         if self.table.schema == UNKNOWN_SCHEMA:
             return
         try:
@@ -418,14 +421,12 @@ class TableTask:
             _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
-        """Set the table's state to FAILING for the whole run. A request to resume reports the same error
-        again.
-        """
+        """Set the table's state to FAILING with this error for the whole run, also after a resume request."""
         self._refusal = error
         self.fail(error)
 
     def apply_control(self, asked: TableControl) -> None:
-        """Pause or resume the table if users requested it since the last call. Not called during a batch."""
+        """Pause or resume the table if a user requested it since the last call. Not called during a batch."""
         self._save_law()
         self._snapshot.asked, self._rewinds.asked = asked.snapshot, asked.rewind
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
@@ -438,7 +439,7 @@ class TableTask:
             self._begin_again()
 
     def leave(self) -> None:
-        """Deregister the table from the shared reads of its topic: this run does not read it any further."""
+        """Stop reading the table's topic in this run, so that no records are kept for the table."""
         self._settle(away=True)
 
     @property
@@ -456,15 +457,16 @@ class TableTask:
 
     @property
     def awaits_topic(self) -> bool:
-        """Return True if a missing topic is an error for the task now: it is not stopped, or its retry is
-        due.
+        """Return True if the task needs its topic now, so that a missing topic is an error.
+
+        This is the case if the task is not stopped, or if the retry after a failure is due.
         """
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, offsets: TopicOffsets) -> bool:
-        """Return True if a partition ends below the table's next offset.
+        """Return True if a partition ends below the table's next offset, and the task needs its topic now.
 
-        The topic may have been replaced, or a broker may have answered with outdated offsets.
+        Either the topic was replaced, or a broker has answered with outdated offsets.
         """
         ends = {number: partition.latest for number, partition in offsets.partitions.items()}
         return self.awaits_topic and any(
@@ -558,9 +560,9 @@ class TableTask:
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _goes_on(self, progress: TopicProgress | None, offsets: TopicOffsets) -> bool:
-        """Check that the topic continues what was applied and skipped (``Continuity.check``).
+        """Check that no record of the topic was lost or replaced (``Continuity.check``).
 
-        Returns False if skipped records were replaced by others in Kafka and must be read again first.
+        Returns False if Kafka has replaced skipped records by other records, which must be read first.
         """
         assert self._hold is not None  # noqa: S101  (opened before)
         holds = self._continuity.check(
@@ -578,9 +580,10 @@ class TableTask:
         return holds
 
     def _begins(self, records: int, *, left: int) -> bool:
-        """Set the state to RUNNING and announce the next batch; return False if another worker has the table.
+        """Set the state to RUNNING and announce the next batch to the listeners.
 
-        ``records``: number of records of the batch. ``left``: number of records in the topic after them.
+        Returns False if another worker has taken over the table. ``records``: number of records in the batch.
+        ``left``: number of records in the topic after the batch.
         """
         assert self._hold is not None  # noqa: S101  (opened before)
         self._change("RUNNING", None)
@@ -590,9 +593,9 @@ class TableTask:
         return True
 
     def _takes_other_turn(self, progress: Progress, offsets: TopicOffsets) -> bool:
-        """Run a batch that comes before changes of the topic, and return True; return False if none is due.
+        """Run a batch that does not read the table's topic, if such a batch is due. Return True then.
 
-        Such a batch applies DDL from the connector's DDL topic, or the next part of a snapshot.
+        It applies DDL from the connector's DDL topic, or the next part of the table's snapshot.
         """
         if self._rewinds.asked is not None:
             self._rewinds.settle()  # a worker did the rewind, and was killed before it removed the request
@@ -607,7 +610,7 @@ class TableTask:
     def _rewind(self, offsets: TopicOffsets) -> None:
         """Set the table's offsets back as a user requested, or refuse the request with a warning.
 
-        A rewind is refused if rows would be lost or doubled.
+        A rewind is refused if rows would be lost or duplicated.
         """
         assert self._hold is not None  # noqa: S101  (opened before)
         context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
@@ -630,9 +633,9 @@ class TableTask:
         self._rewinds.settle()
 
     def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Set back the topic's DDL reader, too, if the partition with DDL is rewound.
+        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
 
-        Done before the commit, because reading DDL twice does no harm.
+        This is done before the rewind is committed, because reading DDL twice does no harm.
         """
         ddl, retry = self._context.topics.ddl(self.topic), self._context.retry(self.table)
         for part in plan.ranges:
@@ -640,7 +643,10 @@ class TableTask:
                 retry.call(partial(ddl.rewind, plan.found, part.start))
 
     def _settle_ddl(self, offsets: TopicOffsets) -> bool:
-        """Decide about statements in the connector's DDL topic; False if rows must be applied first."""
+        """Decide about statements in the connector's DDL topic, and commit the decision.
+
+        Returns False if rows of the table's topic must be applied first.
+        """
         assert self._hold is not None  # noqa: S101  (opened before)
         hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
         decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, offsets, self._next_offsets()))
@@ -663,7 +669,8 @@ class TableTask:
     def _read_part(self, offsets: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot.
 
-        The batch's plan has no records, but the offsets at which the topic's changes continue.
+        The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which
+        the table continues to read its topic.
         """
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(offsets)]
@@ -703,9 +710,9 @@ class TableTask:
         self._take(outcome)
 
     def _is_open(self, offsets: TopicOffsets | None) -> bool:
-        """Open the table if it is not open; return False if it waits for its first record after the start.
+        """Open the table if it is not open. Return False if it cannot be opened without a first record.
 
-        Without such a record, the table's columns may be unknown.
+        The topic may have no record after the table's start, so that its columns are unknown.
         """
         again = offsets is not None and self._start.is_other_topic(offsets)
         if again and self._hold is not None and self._topic_progress() is None:
@@ -734,9 +741,10 @@ class TableTask:
         return True
 
     def _open(self, offsets: TopicOffsets) -> Hold:
-        """Resolve the start, learn the table's columns, and open the table at the target.
+        """Resolve the setting ``start``, learn the table's columns, and open the table at the target.
 
-        If the start then turns out to be wrong, it is resolved again and the table is opened once more.
+        If the table's progress then shows that the start is wrong, the start is corrected and the table is
+        opened again.
         """
         self._start.settle(offsets)
         hold = self._open_at_start(offsets)
@@ -765,7 +773,7 @@ class TableTask:
         return hold
 
     def _plan(self, offsets: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
-        """Return the plan of the next batch, and the reader of its records.
+        """Return the offset ranges of the next batch, and the reader of its records.
 
         The reader reads from Kafka, or returns records that were read once for several tables of the topic.
         """
@@ -789,9 +797,10 @@ class TableTask:
         return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
 
     def _available(self, offsets: TopicOffsets) -> list[OffsetRange]:
-        """Return, per partition, the range of records that can be read next; empty if the partition waits.
+        """Return the range of records that can be read next in each partition.
 
-        A partition waits if it was added and older partitions come first, or if it has passed the bound.
+        It is empty for a new partition until older partitions are read, and for a partition that has passed
+        the bound of the next cut.
         """
         next_offsets, parts = self._next_offsets(), offsets.partitions
         grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(offsets))
@@ -809,9 +818,10 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Skip the plan's records without a commit if they contain nothing for this table.
+        """Skip the batch's records without a commit if they contain nothing for this table.
 
-        Returns True if they were skipped.
+        Returns True if no batch must run: the records were skipped, or must be read again because Kafka has
+        replaced earlier ones.
         """
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
@@ -825,7 +835,9 @@ class TableTask:
         return True
 
     def _settle(self, *, away: bool = False) -> None:
-        """Report the table's offsets to the topic's shared reads, so that they release unneeded records.
+        """Report the table's offsets to the object that reads the topic once for several tables.
+
+        It then releases records that no table needs any longer.
 
         ``away``: True if the table stops reading in this run.
         """
@@ -837,7 +849,7 @@ class TableTask:
     def _next_offsets(self) -> dict[int, int]:
         """Return the next offset per partition, after applied and skipped records.
 
-        Empty for a table without progress and start, which reads its topic from the beginning.
+        Empty for a table without progress that reads its topic from the beginning (``start: earliest``).
         """
         progress = self._topic_progress()
         if self._hold is None or progress is None:
@@ -845,9 +857,9 @@ class TableTask:
         return self._passed.behind(starts(self._hold.progress, self.topic, self.bound))
 
     def _settled_offsets(self) -> dict[int, int]:
-        """Return the offset per partition before which everything is applied.
+        """Return an offset per partition: all records below it are applied or skipped.
 
-        With cuts, it is lower than the next offset if a row waits for a later bound.
+        With cuts, it can be lower than the next offset, if a row waits for a later bound.
         """
         return settled(self._topic_progress(), self._next_offsets(), self.bound)
 
@@ -870,9 +882,10 @@ class TableTask:
         )
 
     def _take(self, outcome: BatchOutcome) -> None:
-        """Take over the outcome of a batch: progress, counters, events, and the table's new state.
+        """Update the table's progress, counters and state from the outcome of a batch.
 
-        The table becomes PAUSED if the batch stopped at a schema change that waits or at a bad record.
+        The table becomes PAUSED if the batch stopped at a bad record, or at a schema change that waits for a
+        user's decision.
         """
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
@@ -899,7 +912,7 @@ class TableTask:
         self._context.failpoints.reach("reported")
 
     def _refused(self, exc: SchemaRefusedError) -> None:
-        """Set the state to PAUSED if the target refuses a schema change, or to FAILING in other cases."""
+        """Set the state to PAUSED if the refusal is about a schema change, and to FAILING otherwise."""
         pending = pending_of(exc, self._settings.projection)
         if pending is None:
             self._fail(exc, passes=False)
@@ -942,9 +955,9 @@ class TableTask:
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
 
     def _save_law(self) -> None:
-        """Save the status again if event counts did not add up and the state store did not answer then.
+        """Save the status again if event counts did not add up and that could not be saved.
 
-        The next worker must know this fault.
+        The next worker must know this fault, to keep the table stopped.
         """
         if self._owes_law:
             with suppress(StateStoreError):
@@ -991,7 +1004,7 @@ class TableTask:
         )
 
     def _failure_details(self) -> dict[str, Any]:
-        """Return the status details about lag and failure, and the time of the oldest unapplied record."""
+        """Return lag, failure and the time of the oldest unapplied record, as details of the status."""
         seen, failures = self.seen, self._context.failures
         next_offsets = self._known_offsets(seen) if seen else {}
         lag = waiting_records(seen, next_offsets) if seen else self.lag

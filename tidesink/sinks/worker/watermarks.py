@@ -1,10 +1,10 @@
-"""Detection of topics whose new records are only watermarks, without a Spark job.
+"""Detection, without a Spark job, of topics whose new records are only watermarks.
 
 TiCDC writes a watermark into every partition each second, so even an idle table has new records all the time.
-A batch for each of them would be expensive. Therefore one Kafka consumer in the worker reads the new records
-of all tables that are up to date. It stops at a topic's first record that is not a watermark, and then the
-table gets a batch. Nothing is applied or stored here: the tables' progress does not change, and their next
-batch reads the same records again.
+A batch for each watermark would be expensive. Therefore one Kafka consumer in the worker reads the new
+records of all tables that are up to date. It stops at a topic's first record that is not a watermark, and
+then the table gets a batch. Nothing is applied or stored here: the tables' progress does not change, and
+their next batch reads the same records again.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
-    """Return the protocol's codec, to read watermarks and DDL.
+    """Return the protocol's codec, to read watermarks and DDL from records.
 
-    It cannot read rows that are stored outside of Kafka (claim check).
+    It cannot read rows that were too large for Kafka and are stored outside of it (claim check).
     """
     # The row itself is not needed to see that a record is a row.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
@@ -68,8 +68,9 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
-    """Return a function that returns a record's newest watermark, or None if the record is not only
-    watermarks.
+    """Return a function that returns the newest watermark in a record, as a commit_ts.
+
+    The function returns None if the record contains anything else, or cannot be decoded.
     """
     # The registry, which may be slow, is not needed: watermarks of flat-avro have no schema.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
@@ -86,34 +87,36 @@ def watermark_reader(
 
 
 class Standing(NamedTuple):
-    """The position of a topic's tables that are up to date.
+    """The position in a topic of its tables that are up to date.
 
-    ``found``: the topic's current offsets. ``starts``: the lowest next offset of these tables per partition.
+    ``found``: the topic's current offsets. ``starts``: the next offset per partition; if the tables have
+    different ones, the lowest.
     """
 
     found: TopicOffsets
     starts: Mapping[int, int]
 
     def joined(self, other: Standing) -> Standing:
-        """Combine the positions of two groups of the topic's tables into one."""
+        """Combine the positions of two groups of the topic's tables: the lower offset per partition."""
         return self._replace(starts={n: min(offset, other.starts[n]) for n, offset in self.starts.items()})
 
 
 @dataclass
 class _Followed:
-    """A topic that the consumer follows.
+    """A topic that the consumer follows, and what the consumer has read of it.
 
     Attributes:
         topic_id: Kafka's id of the topic.
-        leader_epochs: Leader epoch per partition when the topic was first followed. A new leader may have a
-            shorter log (``kafka.leader_epochs``), so the topic is then followed anew.
+        leader_epochs: Leader epoch per partition when the consumer began to follow the topic. A new leader
+            may have a shorter log (``kafka.leader_epochs``), so after a change the topic is followed anew.
         starts: First offset per partition that the consumer read.
-        seen: Offset per partition up to which it has read. All records from ``starts`` on are watermarks.
+        seen: Offset per partition up to which the consumer has read. All records from ``starts`` up to it are
+            watermarks.
         marks: Newest watermark per partition.
-        other: Partition and offset of the first record that is not a watermark, or None. Nothing is read
-            after it.
-        awaited: End offsets of records that exist and were not received yet, and the time since when; None if
-            everything was received.
+        other: Partition and offset of the first record that is not a watermark, or None. The consumer reads
+            nothing after this record.
+        awaited: End offsets up to which records exist but were not received yet, and the time since when they
+            are awaited. None if everything was received.
     """
 
     topic_id: str
@@ -125,9 +128,10 @@ class _Followed:
     awaited: tuple[Mapping[int, int], float] | None = None
 
     def holds_for(self, standing: Standing | None) -> bool:
-        """Return True if this object covers all unread records of the tables at the position ``standing``.
+        """Return True if this object is still valid for the topic's tables at the position ``standing``.
 
-        False if the topic or a leader has changed, or a table has read past the record ``other``.
+        False if the topic was replaced, a partition has a new leader, a table is at a lower offset than
+        ``starts``, or all tables have read past the record ``other``.
         """
         if (
             standing is None
@@ -141,14 +145,14 @@ class _Followed:
         return all(self.starts[number] <= offset for number, offset in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
-        """Return True if the table's unread records are known: all were received, or one is not a
-        watermark.
+        """Return True if the consumer need not read further in the topic.
+
+        This is the case if it has received all records, or a record that is not a watermark.
         """
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:
-        """Update ``awaited`` after a read of the topic: the existing records that the consumer has not
-        received yet.
+        """Update ``awaited`` after the consumer has read: the records that exist but were not received yet.
 
         Newer records do not restart the wait for older ones.
         """
@@ -167,15 +171,15 @@ class _Followed:
 
 
 class WatermarkFollower:
-    """Reads topics ahead of their tables to find new records that are not watermarks.
+    """Reads topics ahead of their tables' batches, to find new records that are not watermarks.
 
-    Used by one thread at a time. Opens its consumer on first use.
+    Used by one thread at a time. Opens its Kafka consumer on first use.
 
     Args:
         properties: Returns the properties for confluent-kafka's consumer.
-        watermark_of: Returns a record's newest watermark, or None if it has anything else.
-        ends: True if the run ends once all records are read. Then records that were not received in time
-            count as records to read.
+        watermark_of: Returns the newest watermark in a record, or None if the record contains anything else.
+        ends: True if the run ends once all records are read. Then a topic whose records were not received in
+            time counts at once as a topic with records to read.
         clock: Returns monotonic seconds.
     """
 
@@ -195,10 +199,10 @@ class WatermarkFollower:
         self._consumer: Any = None
 
     def look(self, topics: Mapping[str, Standing]) -> frozenset[str]:
-        """Read new records, and return the topics that have no unread records except watermarks.
+        """Read new records, and return the topics whose new records are all watermarks.
 
-        Topics whose records were not received in time are left out. ``topics``: the position of the tables to
-        follow, by topic; topics that are not in it are no longer followed.
+        A topic whose records were not received in time is not returned. ``topics``: the position of the
+        tables, by topic to follow. Other topics are no longer followed.
         """
         try:
             self._assign(topics)
@@ -210,7 +214,7 @@ class WatermarkFollower:
         return frozenset(topic for topic, followed in self._topics.items() if self._is_alone(followed))
 
     def marks(self, topic: str) -> Mapping[int, int]:
-        """Return, per partition, the newest watermark that was read before any other kind of record."""
+        """Return the newest watermark per partition, read before the topic's first record of another kind."""
         followed = self._topics.get(topic)
         return dict(followed.marks) if followed is not None else {}
 
@@ -222,7 +226,7 @@ class WatermarkFollower:
             consumer.close()
 
     def _assign(self, topics: Mapping[str, Standing]) -> None:
-        """Assign new topics to the consumer from their tables' next offsets, and unassign the others."""
+        """Assign the topics to the consumer, new ones at their tables' next offsets. Unassign all others."""
         dropped = [
             name for name, followed in self._topics.items() if not followed.holds_for(topics.get(name))
         ]
@@ -264,9 +268,7 @@ class WatermarkFollower:
             followed.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
-        """Record the watermarks in received messages, and return the topics that have a message of another
-        kind.
-        """
+        """Record the watermarks in received messages. Return the topics with a message of another kind."""
         others = []
         for message in messages:
             followed = self._topics.get(message.topic())
