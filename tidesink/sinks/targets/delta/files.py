@@ -473,7 +473,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in table order, with the names and types that they have in its data files."""
+    """Return the table's columns in table order, with their names and types in its data files."""
     columns = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -545,7 +545,9 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return the reason why the table's features, properties or columns require a MERGE; None if they do not."""
+    """Return the reason why the table's features, properties or columns require a MERGE; None if there is
+    none.
+    """
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

@@ -232,7 +232,7 @@ class DeltaLog:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Read the log, and return what ``question`` returns for the table's latest snapshot (a Java object)."""
+        """Read the log, and return what ``question`` returns for the table's latest snapshot in Java."""
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())

@@ -189,7 +189,7 @@ class VectorFiles(PositionFiles):
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
-        """Return the rows to mark together with the rows of the files ``touched`` that are already deleted."""
+        """Return the rows to mark, together with the already deleted rows of the files ``touched``."""
         numbers = [number for number, file in enumerate(marked.files) if file in touched]
         hidden = self.deleted([marked.files[number] for number in numbers], marked.starts[numbers])
         return marked._replace(rows=np.union1d(marked.rows, hidden))

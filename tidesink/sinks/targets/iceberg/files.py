@@ -321,9 +321,7 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """Return the table's columns in table order, with the names and types that they have in its data
-        files.
-        """
+        """Return the table's columns in table order, with their names and types in its data files."""
         columns = []
         for field in fields:
             name = field["name"]
@@ -342,7 +340,7 @@ class FileWriter:
         }
 
     def _in_files(self, name: str) -> str:
-        """Return the name that a column has in data files. Iceberg changes names that are not valid in Avro."""
+        """Return the name that a column has in data files. Iceberg changes names that Avro does not allow."""
         return (
             name if _PLAIN.fullmatch(name) else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
         )
@@ -580,7 +578,7 @@ def _words(text: str) -> str:
 
 
 def _codec(state: TableState) -> str | None:
-    """Return Arrow's name of the table's compression of new data files; None if tidesink does not support it."""
+    """Return Arrow's name of the compression of new data files; None if tidesink does not support it."""
     return COMPRESSIONS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 

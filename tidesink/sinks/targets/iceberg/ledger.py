@@ -1,4 +1,6 @@
-"""The ledger of an Iceberg table: its pipeline, applied progress and claim by a worker, in a table property."""
+"""The ledger of an Iceberg table, in a table property: the pipeline, the applied progress, the worker's
+claim.
+"""
 
 from __future__ import annotations
 
@@ -344,8 +346,8 @@ ATTEMPTS: Final = 5
 
 
 class Holder:
-    """A worker's claim on one table. It makes the commits that change the ledger, and checks the claim before
-    each.
+    """A worker's claim on one table. It makes the commits that change the ledger, which fail if the claim was
+    lost.
     """
 
     def __init__(self, table: JvmTable, ledger: IcebergLedger, name: TableId) -> None:

@@ -341,7 +341,7 @@ class IcebergTable(IcebergColumns):
         return entry.progress if entry else None
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the snapshot that readers see, after checking that the table's ledger records ``progress``."""
+        """Return the snapshot that readers see, after checking that the ledger records ``progress``."""
         with self._translating(reading_error):
             state = self._table.state()
             entry = self._ledger.entry(state)

@@ -1,1 +1,3 @@
-"""Shared parts of Delta and Iceberg: locations and statements, batches as files, and batches by MERGE."""
+"""Code that Delta and Iceberg share: table locations, SQL statements, and batches written as files or by
+MERGE.
+"""

@@ -204,7 +204,7 @@ class Storage:
     def reason_unreachable(self, location: str) -> str | None:
         """Return the reason why Python cannot reach the bucket at the moment; None if it can.
 
-        The result is cached. A failure is tested again after some minutes.
+        The result is cached. After a failure, the bucket is tested again when some minutes have passed.
 
         ``location``: a folder in the bucket, used for the test.
         """
@@ -247,7 +247,7 @@ def _code(exc: Exception) -> str:
 
 @contextmanager
 def _reported(location: str) -> Iterator[None]:
-    """Convert pyarrow's errors inside the block to the errors of ``Storage.reading``."""
+    """Convert pyarrow's errors inside the block to the errors that ``Storage.reading`` documents."""
     try:
         yield
     except FileNotFoundError:
@@ -270,7 +270,8 @@ def _reported(location: str) -> Iterator[None]:
 
 
 def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
-    """Return the storage for a location that Hadoop opens, or the reason why Python cannot open it.
+    """Return the storage for a location that Hadoop opens, or a string with the reason why Python cannot open
+    it.
 
     ``configuration``: Hadoop's Java ``Configuration``.
     """
@@ -336,7 +337,8 @@ def _region_of(filesystem: Any, internals: Any) -> str | None:
 
 
 def iceberg_storage(location: str, properties: Mapping[str, str]) -> Storage | str:
-    """Return the storage for a location that Iceberg's ``S3FileIO`` opens, or the reason why Python cannot.
+    """Return the storage for a location of Iceberg's ``S3FileIO``, or a string with the reason why Python
+    cannot open it.
 
     ``properties``: the catalog's properties.
     """

@@ -277,7 +277,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Use one shuffle partition in the Spark session inside the block, if the batch has few rows."""
+    """Make the Spark session use one shuffle partition inside the block, if the batch has few rows."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")
@@ -289,7 +289,7 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
 
 @contextmanager
 def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
-    """Let a MERGE of ``session`` read a checkpointed batch without copying it, inside the block.
+    """Let a MERGE of ``session`` inside the block read a checkpointed batch without copying it.
 
     MERGE reads its source twice. Delta copies the source first, because both reads must return the same rows.
     A checkpoint guarantees this without a copy, because Spark never computes its stored blocks again. If
