@@ -355,7 +355,7 @@ class FileWriter:
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
             for file_path in filter(None, [path, vector and vector_path(self._root, vector)]):
                 if not storage.holds(file_path):
-                    return f"the table has a file outside the worker's storage: {file_path}"
+                    return f"the table has a file outside its own bucket or file system: {file_path}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()
@@ -409,8 +409,8 @@ class FileWriter:
         if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
                 f"The commit would add {added} rows and delete {hidden}. But {counts.rows} rows were "
-                "written, and "
-                f"{counts.marked} stored rows were found to be replaced. Nothing was committed.",
+                f"written, and {counts.marked} stored rows must be replaced or deleted. Nothing was "
+                "committed. Report this with the log.",
                 table=str(self.name),
             )
         versions = None if counts.versions is None else counts.versions._asdict()

@@ -299,7 +299,7 @@ class Ledger:
         ``entry``: the other worker's ledger entry.
         """
         return StaleProgressError(
-            f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
+            f"Another worker holds this table (version {entry.commit.version}, epoch {entry.epoch}, "
             f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
             "must stop.",
             table=str(self.table),
@@ -445,9 +445,9 @@ def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgress
     """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after version {version}, which has the "
-        "committed progress. Continuing would leave a gap. Either bring the rows of that version back with "
-        f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
-        "worker load it again from the start of its topic.",
+        "committed progress. If the worker continued, changes would be missing. Either bring the rows of "
+        f"that version back with RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the "
+        "table's folder and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
@@ -458,7 +458,7 @@ def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleP
     """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows while a worker wrote version {version}, "
-        "so that version and all later ones have a gap. Remove the folder "
+        "so changes are missing from that version and all later ones. Remove the folder "
         f"{path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
@@ -469,9 +469,9 @@ def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
     tidesink's newest commit from the log.
     """
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
-        "has removed the commits from its log that show what is still applied. Continuing might leave a gap. "
-        f"Remove the folder {path} and let the worker load the table again from the start of its topic.",
+        f"{move.operation} at version {move.version} changed rows after tidesink's last commit, and Delta "
+        "has removed that commit from its log. So it is unknown which changes the table still has. Remove the "
+        f"folder {path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
@@ -482,9 +482,8 @@ def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgr
     """
     return StaleProgressError(
         f"The log of the Delta table at {path} ends at version {latest}, but it ended at version {version} "
-        "when "
-        "this worker last read it: the table was replaced by an older copy. Nothing was written. Start the "
-        "worker again; it reports how to continue.",
+        "when this worker last read it: the table was replaced by an older copy. Nothing was written. Start "
+        "the worker again. It then reports how to continue.",
         table=table,
     )
 
@@ -515,7 +514,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
         StaleProgressError: another worker claimed the table in the meantime.
     """
     now = max(horizon, horizon_of(log) or 0)
-    words = f"deletes up to commit_ts {now} are forgotten from here on"
+    words = f"tombstones of deletes up to commit_ts {now} are removed after this commit"
     if not log.put_property(TOMBSTONES_APPLICATION, log.next_version(epoch), PROPERTY, str(now), words=words):
         raise _lost(log)
     with transaction(session, TOMBSTONES_APPLICATION, log.next_version(epoch)):
@@ -529,7 +528,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"Another worker claimed the Delta table at {log.path} while this worker removed its tombstones. "
-        "Run only "
-        "one worker per table. Nothing was removed, and this worker must stop."
+        f"Another worker claimed the Delta table at {log.path} while this worker removed tombstones (rows "
+        "that record deletes) from it. Run only one worker per table. Nothing was removed, and this worker "
+        "must stop."
     )

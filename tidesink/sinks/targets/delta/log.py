@@ -325,12 +325,14 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "java.util.ConcurrentModificationException",
         TransientTargetError,
-        "Another writer committed to the table at the same time, so nothing of this batch was written",
+        "Another writer committed to the table at the same time, so nothing of this batch was written and it "
+        "is tried again",
     ),
     (
         "org.apache.spark.sql.delta.schema.InvariantViolationException",
         TargetError,
-        "A row of the batch has no key or violates a constraint of the table, so nothing was written",
+        "A row of the batch has no key or violates a constraint of the table, so nothing was written. "
+        "Correct the row at the source, or drop the table's constraint",
     ),
     (
         "org.apache.spark.sql.AnalysisException",
@@ -381,4 +383,6 @@ def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
         )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Delta cannot read the table ({summary(exc)}).", table=table)
-    return TransientTargetError(f"The table cannot be read now ({summary(exc)}).", table=table)
+    return TransientTargetError(
+        f"The table cannot be read now ({summary(exc)}). Check that target.path can be reached.", table=table
+    )

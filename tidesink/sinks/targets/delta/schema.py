@@ -153,7 +153,9 @@ def give_features(session: SparkSession, log: DeltaLog, location: str, features:
         if not there:
             setting = f"{quote_text(name)} = {quote_text(value)}"
             session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({setting})")
-            _log.warning("the Delta table needs other readers now", table=location, feature=feature)
+            _log.warning(
+                "readers of the Delta table must now support a feature", table=location, feature=feature
+            )
 
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
@@ -314,8 +316,11 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
 
 
 def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
-    what = "still to be given" if pending else "given"
-    text, words = json.dumps(pending) if pending else None, f"defaults that rows from before are {what}"
+    what = "still to be written" if pending else "written"
+    text, words = (
+        json.dumps(pending) if pending else None,
+        f"defaults {what} into existing rows",
+    )
     if not log.put_property(
         BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
     ):
@@ -351,7 +356,7 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
     if there != ours:
         raise ConfigError(
             f"{'.'.join(levels)} in the catalog is {_shown(there)}, but this table is at {ours}. Set "
-            "target.catalog-table to unused names, or drop the existing entry.",
+            "target.catalog-table so that this name is unused, or drop the existing entry from the catalog.",
             key="target.catalog-table",
         )
 

@@ -454,7 +454,8 @@ class DeltaTable(DeltaColumns):
         if done is None:
             raise StaleProgressError(
                 f"Delta skipped epoch {progress.epoch} batch {progress.batch}, because a later batch is "
-                "applied. Run only one worker per table, and start from its committed progress.",
+                "already applied. Run only one worker per table, and start this worker again. It then "
+                "continues from the committed progress.",
                 table=str(self._table),
             )
         self._compaction.run_if_due()
@@ -631,7 +632,8 @@ class DeltaTable(DeltaColumns):
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:
             raise TargetError(
-                "The Delta target needs a batch with a Spark frame, but this batch has Python rows.",
+                "The Delta target needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+                "ReducedBatch whose `frame` is set.",
                 table=str(self._table),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)

@@ -71,7 +71,8 @@ def check_stale(
     (row,) = session.sql(stale_statement(before, view, batch, present)).collect()
     if row["stale"] != result.stale:
         raise AccountingError(
-            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows.",
+            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows. "
+            "Compare the table with `tidesink diff`, and report this with the log.",
             table=str(batch.shape.source),
         )
 
@@ -128,9 +129,8 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
         if batch.empty:
             return ApplyResult(0, 0, 0, 0, str(commit.version))
         raise ProgressError(
-            f"Version {commit.version} was not written in mode `history`: its metadata has no counts. "
-            "Remove the "
-            "table, and let the worker load it again from the start of its topic.",
+            f"Version {commit.version} was not written in mode `history`: its metadata has no row counts. "
+            "Remove the table, and let the worker load it again from the start of its topic.",
             table=str(batch.shape.table),
         )
     rows = {

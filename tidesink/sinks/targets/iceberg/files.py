@@ -252,7 +252,7 @@ class FileWriter:
         elif kind == _S3 and io.credentials().isEmpty():
             storage = iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
         else:
-            return f"only Spark reads and writes files by {kind}: {location}"
+            return f"only Spark, not Python, can open files with {kind}: {location}"
         if isinstance(storage, str):
             return storage
         return storage.reason_unreachable(str(state.table.location())) or storage
@@ -283,7 +283,7 @@ class FileWriter:
                 if content not in ("data", "position-deletes") or form != expected:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
-                    return f"the table has a file outside the worker's storage: {file['file-path']}"
+                    return f"the table has a file outside its own bucket or file system: {file['file-path']}"
             for number in (index for index, delete in enumerate(deletes) if "content-offset" in delete):
                 vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
@@ -434,8 +434,8 @@ class FileWriter:
         if (added, marked) != (counts.rows, counts.marked + taken_over):
             raise AccountingError(
                 f"The snapshot reports {added} rows added and {marked} deleted. But {counts.rows} rows were "
-                "written, "
-                f"and {counts.marked} stored rows were found to be replaced. Nothing was published.",
+                f"written, and {counts.marked} stored rows must be replaced or deleted. Nothing was "
+                "published. Report this with the log.",
                 table=str(self.name),
             )
 
@@ -540,15 +540,15 @@ def _of_partitions(state: TableState, specs: Specs, current: int) -> str | None:
     for fields in specs.values():
         for field in fields:
             if schema.findType(field["source-id"]) is None:
-                return f"the partition field {field['name']} is of a column that was dropped"
+                return f"the partition field {field['name']} is based on a column that was dropped"
     for field in specs[current]:
         if schema.asStruct().field(field["source-id"]) is None:
-            return f"the partition field {field['name']} is of a field within a column"
+            return f"the partition field {field['name']} is based on a field within a column"
         if not is_known(field["transform"]):
             return f"the partition field {field['name']} has the transform {field['transform']}"
         kind = str(schema.findType(field["source-id"]))
         if kind in _UNFIT_PARTITIONS:
-            return f"the partition field {field['name']} is of a {kind} column"
+            return f"the partition field {field['name']} is based on a {kind} column"
     return None
 
 

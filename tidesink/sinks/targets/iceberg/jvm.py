@@ -270,7 +270,11 @@ def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
         )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Iceberg cannot read the table ({summary(exc)}).", table=table)
-    return TransientTargetError(f"The catalog or the table cannot be read now ({summary(exc)}).", table=table)
+    return TransientTargetError(
+        f"The catalog or the table cannot be read now ({summary(exc)}). Check that the catalog and the "
+        "table's storage can be reached.",
+        table=table,
+    )
 
 
 def is_conflict(exc: BaseException) -> bool:

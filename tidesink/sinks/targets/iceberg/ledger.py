@@ -256,13 +256,13 @@ class IcebergLedger:
         ]
         if state.head is not None:
             ways.append(
-                f"if you know that the rows are right, confirm it with ALTER TABLE {self.location} SET "
+                f"if you know that the rows are right, confirm this with ALTER TABLE {self.location} SET "
                 f"TBLPROPERTIES ('{ACCEPTED}' = '{state.head}')"
             )
         ways.append("drop the table, and let the worker load it again from the start of its topic")
         return StaleProgressError(
-            f"The ledger has the progress of snapshot {rows}, but {what}. Continuing might leave a gap. "
-            "Either " + "; or ".join(ways),
+            f"The ledger has the progress of snapshot {rows}, but {what}. If the worker continued, changes "
+            "might be missing. Either " + "; or ".join(ways),
             table=str(self.table),
         )
 

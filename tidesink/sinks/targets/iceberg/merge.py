@@ -149,7 +149,8 @@ class Staging:
             return self._emptied(batch, head)
         if batch.frame is None:
             raise TargetError(
-                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows.",
+                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+                "ReducedBatch whose `frame` is set.",
                 table=str(self._name),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
@@ -329,7 +330,8 @@ def sequenced_result(
     if min(inserted, updated) < 0 or (not dropped and added != rows - left):
         raise AccountingError(
             f"The snapshot reports {added} rows added and {dropped} removed, for {rows} rows of the batch, "
-            f"of which {left} were not newer than the stored rows.",
+            f"of which {left} were not newer than the stored rows. Nothing was published. Report this with "
+            "the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, 0, 0, version, left)
@@ -370,7 +372,8 @@ def result_of(
     if wrong or (not dropped and added != written):
         raise AccountingError(
             f"The snapshot reports {added} rows added, {dropped} removed and {marked} marked as deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes, of which {found} had a stored row.",
+            f"{batch.upserts} upserts and {batch.deletes} deletes, of which {found} had a stored row. "
+            "Nothing was published. Report this with the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, found, batch.deletes - found, version)
@@ -430,7 +433,8 @@ def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> N
     if grown_by(summary) != inserted - deleted or (not dropped and added != inserted + updated):
         raise AccountingError(
             f"The snapshot reports {added} rows added, {dropped} removed, and {grown_by(summary)} more than "
-            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected.",
+            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected. "
+            "Nothing was published. Report this with the log.",
             table=str(batch.shape.table),
         )
 

@@ -206,7 +206,7 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         raise AccountingError(
             f"{rows} rows of {keys} keys were written to files, but the batch has {batch.upserts} upserts "
             f"and {batch.deletes} deletes. {counts.marked} of them replace a stored row, and "
-            f"{counts.result.stale} have a newer stored row. Nothing was committed."
+            f"{counts.result.stale} have a newer stored row. Nothing was committed. Report this with the log."
         )
     return counts
 
@@ -299,8 +299,7 @@ class FilesOrMerge:
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
-                f"The rows that were written cannot be committed as files: {done}. The batch is written "
-                "again by "
+                f"The files with the batch's rows cannot be committed: {done}. The batch is written again by "
                 "Spark.",
                 table=str(self._table),
             )
@@ -347,7 +346,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         and batch.staged is None
         and not ((batch.sequenced or batch.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
-        "sequence_by: source, and the source omitted values": batch.sequenced and batch.keeps,
+        "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }

@@ -171,7 +171,7 @@ class CutLog:
     def _create(self) -> None:
         if not self._exists():
             columns = ", ".join(f"`{name}` {ddl}" for name, ddl in COLUMNS.items())
-            comment = quote_text("all tables of a pipeline as of one instant, kept by tidesink")
+            comment = quote_text("all tables of a pipeline as of one instant, written by tidesink")
             if self._namespace:
                 self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
             self.session.sql(

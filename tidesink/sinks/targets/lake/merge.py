@@ -413,7 +413,8 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     if not 0 <= deleted <= batch.deletes or updated < 0:
         raise AccountingError(
             f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes.",
+            f"{batch.upserts} upserts and {batch.deletes} deletes. Compare the table with `tidesink diff`, "
+            "and report this with the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
@@ -549,7 +550,8 @@ def compared(
     check_versions(batch)
     if batch.frame is None:
         raise TargetError(
-            "A lake needs a batch with a Spark frame, but this batch has Python rows.",
+            "A history table needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+            "ReducedBatch whose `frame` is set.",
             table=str(batch.shape.table),
         )
     columns = _known(batch, present)
@@ -620,8 +622,8 @@ def history_result(
     if counts.rows != rows:
         raise AccountingError(
             f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted. Expected "
-            "were "
-            f"{counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes.",
+            f"were {counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes. Compare the table "
+            "with `tidesink diff`, and report this with the log.",
             table=str(batch.shape.table),
         )
     return counts.result(version)

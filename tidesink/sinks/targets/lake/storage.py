@@ -252,7 +252,7 @@ def _reported(location: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise TransientTargetError(
-            f"{location} does not exist. Another program may have removed it."
+            f"{location} does not exist. Another program may have removed it. The batch is tried again."
         ) from None
     except OSError as exc:
         match = _AWS_CODE.search(str(exc))
@@ -281,17 +281,17 @@ def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str
     if scheme == "file":
         return LOCAL
     if named is None or scheme not in S3_SCHEMES:
-        return f"only Spark reads and writes files on {scheme}: {location}"
+        return f"only Spark, not Python, can open {scheme} URLs: {location}"
     try:
         return _s3a_storage(location, hadoop.Path(location).getFileSystem(configuration))
     except SPARK_ERRORS as exc:
-        return f"the settings of {location} cannot be looked up ({summary(exc)})"
+        return f"Hadoop's settings of {location} cannot be looked up ({summary(exc)})"
 
 
 def _s3a_storage(location: str, filesystem: Any) -> Storage | str:
     kind = str(filesystem.getClass().getName())
     if kind != _S3A:
-        return f"only Spark reads and writes files by {kind}: {location}"
+        return f"only Spark, not Python, can open files with {kind}: {location}"
     # Hadoop has merged the settings under fs.s3a.bucket.NAME into these.
     settings = filesystem.getConf()
     for name, allowed in _HADOOP_SETTINGS.items():

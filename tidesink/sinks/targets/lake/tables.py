@@ -77,7 +77,7 @@ def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
             raise
         raise SchemaRefusedError(
             f"The table cannot be created: the name of its folder {name!r} has {sizes[name]} bytes, but "
-            f"at most {LONGEST_FOLDER} are possible in a file system. Rename the table at the source, or set "
+            f"file systems allow at most {LONGEST_FOLDER}. Rename the table at the source, or set "
             "target.table to a shorter template.",
             table=str(table),
         ) from error

@@ -378,7 +378,7 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     of_event, of_begin, of_end = np.split(moments.numbers, (count, count + rows))
     if len(np.unique(of_begin)) != rows:
         raise AccountingError(
-            f"The table has {rows} rows for {len(np.unique(of_begin))} versions next to the batch's events: "
+            f"The history table has {rows} rows for {len(np.unique(of_begin))} versions of the batch's keys: "
             "another program wrote rows of versions that existed already. Nothing was committed. Remove the "
             "duplicate rows."
         )
