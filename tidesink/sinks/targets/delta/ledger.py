@@ -127,7 +127,8 @@ class Ledger:
         return application_of(APPLICATION, self.shard)
 
     def newest(self, at: int | None = None) -> Entry | None:
-        """Return the entry of this table's or shard's newest commit; None if it was never claimed.
+        """Return the ledger entry in this table's or shard's newest commit; None if the table or shard was
+        never claimed.
 
         ``at``: the version from which commits are read backwards; None for the latest.
 
@@ -194,8 +195,8 @@ class Ledger:
     def claim(self) -> Entry:
         """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.
 
-        The commit fences workers with an older epoch. Raises Delta's conflict if another tidesink worker
-        commits to the table at the same time.
+        The commit fences workers with an older epoch. Raises Delta's conflict exception if another tidesink
+        worker commits to the table at the same time.
 
         Raises:
             StaleProgressError, ProgressError: for the same reasons as ``committed``, also if the table was
@@ -235,11 +236,11 @@ class Ledger:
         return read_entry(commit) if commit else None
 
     def _fences(self, epoch: int) -> dict[str, int]:
-        """Return the transaction versions, by application name, that keep older workers from commits other
+        """Return, by application name, the transaction versions that keep older workers from commits other
         than batches.
 
-        Commits that write defaults or remove tombstones (rows that record deletes) have application names of
-        their own.
+        Such commits write defaults or remove tombstones (rows that record deletes). They have application
+        names of their own.
         """
         names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
         return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
@@ -276,8 +277,8 @@ class Ledger:
         return {"shard": self.shard.value, "source": self.table, "columns": columns}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
-        """Return the table's latest version, and the ledger entries that were committed after ``version``,
-        newest first.
+        """Return the table's latest version, and the ledger entries of later commits than ``version``, newest
+        first.
 
         Raises:
             StaleProgressError: the table was restored or replaced after ``version``, or its log ends before
@@ -470,8 +471,8 @@ def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
     """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after tidesink's last commit, and Delta "
-        "has removed that commit from its log. So it is unknown which changes the table still has. Remove the "
-        f"folder {path} and let the worker load the table again from the start of its topic.",
+        "has removed that commit from its log. So it is unknown which changes the table still has. Remove "
+        f"the folder {path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 

@@ -317,10 +317,7 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
 
 def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
     what = "still to be written" if pending else "written"
-    text, words = (
-        json.dumps(pending) if pending else None,
-        f"defaults {what} into existing rows",
-    )
+    text, words = json.dumps(pending) if pending else None, f"defaults {what} into existing rows"
     if not log.put_property(
         BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
     ):

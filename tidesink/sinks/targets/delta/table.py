@@ -396,8 +396,8 @@ class DeltaTable(DeltaColumns):
         return TableVersion(self.path, version)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
-        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
-        defaults.
+        """Add and widen columns so that the table can store ``shape``. In existing rows, new columns get
+        their defaults.
         """
         schema.check(shape, self._present)
         if self._evolving:  # the last column change was interrupted, so the columns are unknown

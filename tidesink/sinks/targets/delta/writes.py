@@ -1,4 +1,4 @@
-"""Writes to a Delta table other than the merge of a batch by key: TRUNCATE events, histories and shards."""
+"""Writes to a Delta table other than merges by key: TRUNCATE events, history tables, and shards."""
 
 from __future__ import annotations
 

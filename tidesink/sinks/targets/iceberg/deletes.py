@@ -128,8 +128,7 @@ class PositionFiles:
         return start + array_positions(data, vector.rows, of=file.path)
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return None, which stands for NULL: a data file only lacks a column that was added to the table
-        later.
+        """Return None, which stands for NULL: a column that a data file lacks was added to the table later.
 
         Raises:
             FileRefusedError: the column has a partition field with the transform ``identity``, so the file

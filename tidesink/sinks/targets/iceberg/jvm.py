@@ -21,7 +21,7 @@ MAIN: Final = "main"
 @dataclass(frozen=True)
 class TableState:
     """The state of a table when it was read. A commit that is based on it fails if the table has changed
-    since then.
+    since.
 
     ``table``, ``metadata``: Java's ``Table`` and ``TableMetadata``.
     ``mapper``: Java's JSON mapper, which transfers a whole map to Python in one call. Iterating over a Java
@@ -168,8 +168,9 @@ class JvmTable:
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
-        """Return Java's reference for a tag on a snapshot. It protects the snapshot until this is ``age``
-        milliseconds old.
+        """Return Java's reference for a tag on a snapshot.
+
+        The tag protects the snapshot until the snapshot is ``age`` milliseconds old.
         """
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
@@ -223,7 +224,7 @@ _FOR_GOOD: Final = frozenset(
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error to raise for a Spark exception while rows were staged. Nothing is published yet."""
+    """Return the error to raise for a Spark exception while a batch was written. Nothing is published yet."""
     # If rows cannot be read, the job ends before anything is committed.
     refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:

@@ -1,6 +1,4 @@
-"""The ledger of an Iceberg table, in a table property: the pipeline, the applied progress, the worker's
-claim.
-"""
+"""The ledger of an Iceberg table, in a table property: its pipeline, applied progress and claim by a worker."""
 
 from __future__ import annotations
 
@@ -277,7 +275,7 @@ def branches_of(shard: str | None) -> str:
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
     """Yield the snapshot that readers see and its ancestors, newest first, each together with its parent.
 
-    The parent is None if it does not exist or is expired. The iteration ends with this snapshot.
+    The parent of the last snapshot is None, because it does not exist or is expired.
     """
     snapshots = state.lineage()
     current = next(snapshots, None)

@@ -265,9 +265,9 @@ _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if a query must count a batch's deleted rows.
+    """Return True if a separate query must count a batch's deleted rows.
 
-    This is so if a snapshot's summary does not separate deleted rows from updated rows.
+    This is so if a snapshot's summary does not separate the batch's deleted rows from its updated rows.
     """
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
@@ -294,9 +294,10 @@ def position_files_statement(location: str, snapshot: int) -> str:
 
 
 def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> str:
-    """Return the query that counts the rows of the data files ``files`` that position delete files delete.
+    """Return the query that counts how many rows of some data files are deleted by position delete files.
 
     ``snapshot``: id of the snapshot with the position delete files.
+    ``files``: paths of the data files.
     """
     positions = f"{location}.position_deletes VERSION AS OF {snapshot}"
     return (
@@ -338,7 +339,7 @@ def sequenced_result(
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """Return the difference between the numbers of rows of a snapshot and of its parent.
+    """Return how many more rows a snapshot has than its parent; negative for fewer rows.
 
     ``summary``: the numbers in the snapshot's summary.
     """

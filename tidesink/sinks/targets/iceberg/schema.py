@@ -1,6 +1,4 @@
-"""Creates Iceberg tables, prepares changes of their columns, opens the catalog in Spark, and maintains
-tables.
-"""
+"""Creates Iceberg tables, prepares changes of their columns, opens catalogs in Spark, and maintains tables."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -239,7 +237,7 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
 
 
 def _load_catalog(session: SparkSession, catalog: str) -> None:
-    """Make Spark create the session's catalog object. Sessions wait for each other here.
+    """Make Spark create the session's catalog object, for one session at a time.
 
     A JDBC catalog creates its own tables at this time, which fails if two sessions do so at once.
     """
@@ -348,8 +346,9 @@ def _files(totals: Mapping[str, int]) -> int:
 def _expire(state: TableState) -> None:
     """Expire old snapshots.
 
-    The table property ``history.expire.max-snapshot-age-ms`` is their maximum age, or an hour if it is not
-    set. Snapshots that cuts refer to are protected by tags.
+    Their maximum age is the table property ``history.expire.max-snapshot-age-ms``, or an hour if the property
+    is not set. The newest ``SNAPSHOTS_KEPT`` snapshots are kept, and tags protect the snapshots to which cuts
+    refer.
     """
     oldest = int(time.time() * 1000) - int(state.property(_AGE) or _HOUR_MS)
     state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()

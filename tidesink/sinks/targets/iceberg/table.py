@@ -356,8 +356,8 @@ class IcebergTable(IcebergColumns):
             self._tags.keep(version, commit_ts, seconds=keep)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
-        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
-        defaults.
+        """Add and widen columns so that the table can store ``shape``. In existing rows, new columns get
+        their defaults.
         """
         iceberg_schema.check(shape, self._present)
         with self._turns.mine(), self._translating(reading_error):
@@ -517,8 +517,8 @@ class IcebergTable(IcebergColumns):
         return result
 
     def _take_order(self, batch: ReducedBatch) -> bool:
-        """Check that the batch has the table's order (the source's or Kafka's), and add the columns for the
-        source's order if they are missing.
+        """Check that the batch has the table's order (the source's or Kafka's), and add missing columns for
+        the source's order.
 
         Returns True if columns were added.
 
@@ -592,8 +592,8 @@ class IcebergShard:
     holder: Holder
 
     def present(self, shape: TargetSchema) -> dict[str, str]:
-        """Read the table's columns again, because other shards may have changed them. Returns them as Spark
-        type by name.
+        """Read the table's columns again, because other shards may have changed them. Returns Spark types by
+        column name.
 
         Raises:
             SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other

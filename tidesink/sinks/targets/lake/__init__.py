@@ -1,3 +1,1 @@
-"""Code that Delta and Iceberg share: table locations, SQL statements, and batches written as files or by
-MERGE.
-"""
+"""Code that Delta and Iceberg share: table locations and statements, batches as files, and batches by MERGE."""

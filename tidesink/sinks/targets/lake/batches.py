@@ -157,14 +157,17 @@ def _written(
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
     """Return the paths of the files that tasks wrote for this attempt to commit.
 
-    Files that were staged while the batch was reduced are not included.
+    Files that were staged earlier (``StagedPart``) are not included.
     """
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(file.path for file in lines if file.path is not None and file.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """Return the paths of the files that tasks staged while they reduced a batch (``StagedPart.files``)."""
+    """Return the paths of staged files, to which tasks wrote rows while they reduced records to rows.
+
+    ``parts``: the results of these tasks.
+    """
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -260,7 +263,7 @@ class FilesOrMerge:
 
     ``fewest``: least number of records per offset range for which the tasks that reduce a batch also write
         files.
-    ``forget``: removes staged files.
+    ``forget``: removes staged files, which these tasks wrote.
     ``reason``: why the last batch was merged by Spark; None if it was written as files.
     """
 

@@ -259,7 +259,7 @@ class CutReader(TableReader):
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Choose the files of a version whose existence is checked. Files that may have been removed come first.
+    """Choose those files of a table version whose existence is to be checked, possibly removed files first.
 
     Programs that remove old versions only remove files that the newest version does not have. They remove all
     such files that left the table before some time, so it is enough to check a sample.

@@ -3,8 +3,8 @@
 ``RowsTask`` writes the batch's rows as Parquet files, and returns their keys. ``LocateTask`` then finds the
 table's rows that have one of these keys, and writes their positions, which marks them as deleted. If the rows
 to write depend on stored rows (``lake.rows``, ``lake.versions``), the order differs: ``KeysTask`` returns the
-keys, ``LocateTask`` also returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows in
-the tasks that reduce them.
+keys, ``LocateTask`` also returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows
+earlier, in the tasks that reduce records to rows.
 
 Each task returns a report (``WrittenFile``) on each written file. Only these reports, which also contain keys
 and stored values, pass through the driver. Then the code of Delta or Iceberg commits the files.
@@ -345,8 +345,8 @@ class RowsTask:
 
 @dataclass(frozen=True)
 class FileSink:
-    """The ``RowSink`` of Delta and Iceberg: writes the rows of an offset range to files, in the task that
-    reduces them.
+    """The ``RowSink`` of Delta and Iceberg: a task that reduces an offset range's records to rows writes
+    these to files.
 
     The ``files`` of the returned ``StagedPart`` are reports (``WrittenFile``).
     """

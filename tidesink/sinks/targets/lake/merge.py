@@ -179,10 +179,10 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """Return the Spark expression for the events that produced a stored row of a history table.
+    """Return the Spark expression for the events that a stored row of a history table shows.
 
-    The first is the write or read with which the version began. If the version has an end, the second is at
-    its end.
+    A version shows the write or read at its beginning, and a delete at its end if it has ended. A delete
+    marker shows its delete.
     """
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))

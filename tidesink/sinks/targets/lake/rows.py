@@ -3,7 +3,7 @@
 Some batches depend on the stored rows with the same keys:
 
 - in the source's order (`sequence_by: source`), on their positions in the source's log, because a row that is
-not newer than the stored row is skipped;
+  not newer than the stored row is skipped;
 - if the source omitted values, on the stored values;
 - under ``deletes: soft``, on the whole rows, which are written again with the deletion mark.
 
@@ -181,7 +181,7 @@ class RowRules:
         )
 
     def omitted(self, rows: pa.Table) -> list[str]:
-        """Return the columns whose value at least one of the rows omits."""
+        """Return the names of the columns whose value at least one of the rows omits."""
         names: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return names
 
@@ -368,7 +368,8 @@ def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
 def check_values(column: FileColumn, values: pa.Array) -> None:
     if column.required and values.null_count:
         raise TargetError(
-            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was committed."
+            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was committed. "
+            "Correct the row at the source."
         )
 
 
@@ -442,8 +443,8 @@ def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
 
 
 def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
-    """Return True if hashes can rule out most values: they are many integers, and few values are in
-    ``distinct``.
+    """Return True if hashes can rule out most values: they are many integers, and ``distinct`` has few
+    values.
 
     This is the case when the keys of a small batch are searched for in a large table. Looking up a value
     takes several times as long as computing its hash.

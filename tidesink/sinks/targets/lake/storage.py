@@ -2,8 +2,8 @@
 
 In the JVM, Delta and Iceberg open a table's files with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
 ``hadoop_storage`` and ``iceberg_storage`` copy the settings of these: endpoint, region, and the current
-credentials. If a setting has no exact equivalent in pyarrow, they return the reason as a text. Spark's MERGE
-then writes the table instead of Python tasks.
+credentials. If a setting has no exact equivalent in pyarrow, they return a string with the reason, and
+Spark's MERGE writes the table instead of Python tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared parts of Delta and Iceberg: table locations, SQL statements, and each table's Spark session."""
+"""Code that Delta and Iceberg share: table locations, SQL statements, and each table's Spark session."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
 
 @contextmanager
 def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
-    """Convert an error inside the block if its cause is a folder name that is too long.
+    """Convert an error inside the block to SchemaRefusedError, if its cause is a folder name that is too
+    long.
 
     Other errors are not changed. Names are not checked in advance, because object stores allow any length.
 

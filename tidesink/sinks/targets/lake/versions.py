@@ -1,12 +1,12 @@
 """Computes which rows a batch writes to the files of a history table, from its events and the stored
 versions.
 
-A history table has a row for each version of a source row. The rules are those of ``targets.modes``, which
-``lake.merge`` implements on frames. A stored version ends at the first event of its key after its beginning.
-A version that begins with a snapshot's read is removed by any earlier event. Nothing else changes a stored
-version, so the tasks that find a version can decide this themselves (``Events``). Which rows the events, the
-reads and the stored delete markers become depends on all stored versions before and after them, so the driver
-computes this (``changes``).
+A history table has a row for each version of a source row, and a delete marker for each delete that ended no
+version. The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version
+ends at the first event of its key after its beginning. A version that begins with a snapshot's read is
+removed by any earlier event. Nothing else changes a stored version, so the tasks that find a version can
+decide this themselves (``Events``). Which rows the events, the reads and the stored delete markers become
+depends on all stored versions before and after them, so the driver computes this (``changes``).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class VersionRules:
     """The rules by which a batch's events become versions in a history table. Has the interface of
     ``RowRules``.
 
-    ``names``: names of the validity columns.
+    ``names``: names of the columns that show when a version was valid.
     ``reads``: True if the batch's rows were read by a snapshot.
     """
 
@@ -122,7 +122,8 @@ class VersionRules:
         return []
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """Return the batch's events (keys, commit_ts and kind) for ``changes``, and an empty table.
+        """Return the batch's events (keys, commit_ts and kind) for ``changes``, and an empty table for keys
+        to delete.
 
         Raises:
             TargetError: a key column has no value.
@@ -350,7 +351,7 @@ class Changes(NamedTuple):
 
 
 def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *, ended: bool) -> Changes:
-    """Compute which rows a batch's events become, and how stored versions change.
+    """Compute which rows of a history table a batch's events become, and how stored versions change.
 
     ``events``: a table of keys, commit_ts and kinds.
     ``parts``: the stored versions that the tasks returned.
