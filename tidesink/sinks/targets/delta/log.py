@@ -264,7 +264,7 @@ def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
     """Return a copy of Delta's table metadata in which a property is set, or removed if ``value`` is None.
 
-    All other members are copied by name, because they depend on the version of Delta.
+    All other members are copied by name, because versions of Delta have different members.
     """
     members = range(metadata.productArity())
     reported = {metadata.productElementName(index): metadata.productElement(index) for index in members}

@@ -93,7 +93,7 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 
 
 class DeltaPreflight(LakePreflight):
-    """Checks whether tables can be stored in Delta, before the first run."""
+    """Checks, before the first run, whether the configured tables can be stored in Delta."""
 
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that Delta can store the table, and return the limits that will apply to it.

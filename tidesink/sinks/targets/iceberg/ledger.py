@@ -1,4 +1,4 @@
-"""The ledger of an Iceberg table, in a table property: its pipeline, applied progress and claim by a worker."""
+"""The ledger of an Iceberg table, in a table property: its pipeline, applied progress and current claim."""
 
 from __future__ import annotations
 

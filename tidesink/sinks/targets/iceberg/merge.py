@@ -71,7 +71,8 @@ class Staging:
         return f"{self._table.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
 
     def run(self, statement: str, head: int) -> Staged:
-        """Run a statement that writes to the staging branch, and return the snapshot that it created.
+        """Run a statement that writes to the staging branch. Returns the branch's newest snapshot after the
+        statement.
 
         ``head``: id of the branch's newest snapshot before the statement.
 

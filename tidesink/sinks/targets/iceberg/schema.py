@@ -1,4 +1,4 @@
-"""Creates Iceberg tables, prepares changes of their columns, opens catalogs in Spark, and maintains tables."""
+"""Creates Iceberg tables, prepares changes of their columns, opens catalogs in Spark, and compacts tables."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -69,7 +69,7 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class IcebergPreflight(LakePreflight):
-    """Checks whether tables can be stored in Iceberg, before the first run."""
+    """Checks, before the first run, whether the configured tables can be stored in Iceberg."""
 
     def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""

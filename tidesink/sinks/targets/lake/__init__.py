@@ -1,1 +1,1 @@
-"""Code that Delta and Iceberg share: table locations and statements, batches as files, and batches by MERGE."""
+"""Code that Delta and Iceberg share: table locations, statements, batches as files, and batches by MERGE."""

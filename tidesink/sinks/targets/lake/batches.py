@@ -302,8 +302,7 @@ class FilesOrMerge:
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
-                f"The files with the batch's rows cannot be committed: {done}. The batch is written again by "
-                "Spark.",
+                f"The staged rows cannot be committed as files: {done}. The batch is written again by Spark.",
                 table=str(self._table),
             )
         return done
@@ -400,7 +399,7 @@ _MERGED: Final = (
 
 
 class LakePreflight(PreflightChecks):
-    """Checks, before the first run, whether a lake (Delta or Iceberg) can store tables.
+    """Checks, before the first run, whether the configured tables can be stored in Delta or Iceberg.
 
     ``check``: raises SchemaRefusedError for a target schema that the format cannot store.
     ``properties``: table properties with the values under which batches can be written as files.

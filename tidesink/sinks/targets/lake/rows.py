@@ -109,7 +109,9 @@ class FileColumn(NamedTuple):
 
 
 class NotAsFilesError(TargetError):
-    """A batch cannot be written as files, but Spark's MERGE may work. The message is the reason."""
+    """A batch cannot be written as files, but Spark's MERGE may be able to write it. The message is the
+    reason.
+    """
 
 
 class StoredRows(NamedTuple):
@@ -127,9 +129,10 @@ class StoredRows(NamedTuple):
 class RowRules:
     """The settings of a batch (``ReducedBatch``) that determine which rows it writes.
 
-    ``soft``: the batch has soft deletes.
-    ``on_delete``: lower-case names of the columns that a soft delete updates in addition to the mark.
-    ``appends``: all rows have new keys, so no stored row is searched for.
+    ``soft``: True if the batch has soft deletes.
+    ``on_delete``: lower-case names of the columns that a soft delete updates in addition to the deletion
+        mark.
+    ``appends``: True if all rows have new keys, so that no stored row is searched for.
     """
 
     sequenced: bool = False

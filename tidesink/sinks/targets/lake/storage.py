@@ -89,7 +89,9 @@ _TRY_AGAIN_SECONDS: Final = 300.0
 
 
 class StorageError(TransientTargetError):
-    """Python could not read or write a file, but Spark may be able to. Nothing of the batch was committed."""
+    """Python could not read or write a file, but Spark may be able to do so. Nothing of the batch was
+    committed.
+    """
 
 
 def local_path(location: str) -> Path:
