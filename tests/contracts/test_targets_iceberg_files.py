@@ -337,7 +337,7 @@ def test_a_place_without_a_file_system_is_where_hadoop_says(iceberg: Bed) -> Non
     settings.set("fs.defaultFS", "hdfs://names/")
     try:
         writer = FileWriter(spark, JvmTable(spark, table.location), TABLE)
-        assert "only Spark reads and writes files on hdfs: /lake/x" in str(
+        assert "only Spark, not Python, can open hdfs URLs: /lake/x" in str(
             writer.plan(batch, progress(1, 1), state)
         )
     finally:

@@ -153,7 +153,7 @@ def test_files_under_a_spec_that_was_replaced_are_known_until_its_column_goes(ic
     again = iceberg.reopen().open_table(narrow, pipeline="shop")
     assert isinstance(again, IcebergTable)
     again.claim()
-    assert reason(iceberg, again, batch) == "the partition field amount is of a column that was dropped"
+    assert reason(iceberg, again, batch) == "the partition field amount is based on a column that was dropped"
 
 
 @FULL
@@ -161,7 +161,7 @@ def test_floats_are_merged(iceberg: Bed) -> None:
     given = shape(ID, Column("share", ColumnType("double")))
     table = made(iceberg, given, "share")
     batch = iceberg.batch(given, [{"id": 1, "share": 0.5}])
-    assert reason(iceberg, table, batch) == "the partition field share is of a double column"
+    assert reason(iceberg, table, batch) == "the partition field share is based on a double column"
     table.apply(batch, progress(1, 1))
     assert iceberg.rows() == [{"id": 1, "share": 0.5}]
 

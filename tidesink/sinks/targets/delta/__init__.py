@@ -1,1 +1,1 @@
-"""Delta tables: rows and progress in one commit."""
+"""The target for Delta tables. A batch's rows and the progress are written in one commit."""

@@ -1,6 +1,6 @@
-"""Parts of Delta's protocol for the tasks that write files: statistics, deletion vectors, partition values.
+"""Delta's formats for file statistics, deletion vectors and partition values, for the tasks that write files.
 
-A file of deletion vectors contains the vectors of many data files.
+One deletion vector file contains the vectors of many data files.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Statistics:
 
 
 def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """Return a column's least and greatest value as JSON; None for a value for which Delta has no
-    statistics.
+    """Return a column's least and greatest value as JSON texts; None in place of a value that Delta's
+    statistics do not record.
     """
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
@@ -97,9 +97,9 @@ def _words(value: pa.Scalar) -> str | None:
 
 
 def _instant(value: pa.Scalar) -> str:
-    """Format a timestamp for statistics, with its digits after the milliseconds cut off.
+    """Format a timestamp for statistics. Digits after the milliseconds are cut off.
 
-    Readers expect this for the greatest value too.
+    Readers expect the greatest value to be cut off in the same way.
     """
     moment = value.cast(pa.timestamp("us")).as_py()
     text = moment.isoformat(timespec="milliseconds")
@@ -107,9 +107,11 @@ def _instant(value: pa.Scalar) -> str:
 
 
 def _float_range(values: pa.ChunkedArray) -> tuple[str, str]:
-    """Return the range of floats as JSON, in Spark's order, in which NaN is the greatest.
+    """Return the least and the greatest of the floats as JSON texts, in Spark's order, in which NaN is the
+    greatest.
 
-    A bound of zero is -0.0 below and 0.0 above, because readers compare zeros differently.
+    A least value of zero becomes -0.0 and a greatest value of zero becomes 0.0, because readers differ in
+    whether -0.0 equals 0.0.
     """
     numbers = values.drop_null().to_numpy()
     real = numbers[~np.isnan(numbers)]
@@ -126,8 +128,8 @@ def _number(value: np.floating[Any]) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Return the beginning of a text as a lower bound: 32 UTF-16 units, or 33 to keep a surrogate pair
-    whole.
+    """Return the first 32 UTF-16 units of a text, as a lower bound for statistics; 33 units if a surrogate
+    pair would be split.
     """
     units = 0
     for position, character in enumerate(text):
@@ -138,8 +140,9 @@ def _prefix(text: str) -> str:
 
 
 def _upper_bound(text: str) -> str | None:
-    """Return a short text that is not less than ``text``, as an upper bound; None if Delta allows no such
-    text.
+    """Return a short text that is not less than ``text``, as an upper bound for statistics.
+
+    Returns None if every such text is longer than 64 UTF-16 units, which Delta does not allow.
     """
     head = _prefix(text)
     while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
@@ -172,8 +175,11 @@ class Vectors:
         return column.name if column.name in schema.names else None
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
-        ``MarkedRows``.
+        """Return the row numbers of the rows in ``files`` that are already deleted.
+
+        The rows of all files are numbered consecutively, as in ``MarkedRows``.
+
+        ``starts``: number of each file's first row.
         """
         hidden = self.storage.each(self._positions, files)
         return np.concatenate(
@@ -181,10 +187,12 @@ class Vectors:
         )
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return the value of a partition column, which Delta stores in the log; None for another column.
+        """Return a file's value of a partition column, which Delta stores in the log; None if ``column`` is
+        not a partition column.
 
         Raises:
-            FileRefusedError: the value is a timestamp that was written without its time zone.
+            FileRefusedError: the log's value is a timestamp without a time zone but the column has one, or
+                the reverse.
         """
         values = json.loads(file.partition.values or "{}")
         if column.name not in values:
@@ -198,10 +206,10 @@ class Vectors:
         return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
-        """Write a file with a new deletion vector for each changed data file, and yield the ``WrittenFile``
-        about it.
+        """Write one file with a new deletion vector for each changed data file, and yield its
+        ``WrittenFile``.
 
-        A vector also contains the rows of its data file that were deleted before.
+        A new vector also contains the rows of its data file that were already deleted.
         """
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
         files = [pair for some in marked for pair in some.by_file()]
@@ -227,10 +235,11 @@ class Vectors:
 
 
 def vector_path(root: str, vector: dict[str, Any]) -> str | None:
-    """Return the path of the file with a deletion vector; None if the vector is stored in the log itself.
+    """Return the path of the file that contains a deletion vector; None if Delta's log itself contains the
+    vector.
 
     ``root``: the table's folder.
-    ``vector``: the vector's descriptor.
+    ``vector``: the vector's descriptor from the log.
     """
     stored = str(vector["pathOrInlineDv"])
     if vector["storageType"] == "i":
@@ -248,14 +257,15 @@ def vector_positions(
     of: str,
     storage: Storage = LOCAL,
 ) -> Places:
-    """Return the positions of the rows that a deletion vector deletes, in order.
+    """Return the positions of the rows that a deletion vector deletes, in ascending order.
 
     ``root``: the table's folder.
-    ``vector``: the vector's descriptor.
-    ``of``: path of the data file, for errors.
+    ``vector``: the vector's descriptor from the log.
+    ``of``: path of the data file, for error messages.
 
     Raises:
-        FileRefusedError: the vector does not match its descriptor.
+        FileRefusedError: the vector's length, checksum or number of rows differs from its descriptor, or its
+            layout is unknown.
     """
     path = vector_path(root, vector)
     if path is None:
@@ -281,20 +291,21 @@ def _z85(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class SplitByColumns:
-    """Splits rows by the table's partition columns (a ``lake.rows.Split``), and drops these columns.
+    """Splits rows by the values of the table's partition columns, and drops these columns (a
+    ``lake.rows.Split``).
 
-    ``named``: True if folder names contain the partition values, like Hive's. Otherwise they are short random
-        names, as in tables with column mapping.
+    ``named``: True if folder names contain the partition values (``column=value``, as in Hive). False if they
+        are short random names, as in tables with column mapping.
     """
 
     columns: tuple[FileColumn, ...]
     named: bool
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Yield each partition of the table with its part of ``rows``.
+        """Yield each partition that some of the rows belong to, and its rows.
 
         Raises:
-            TargetError: a row has a text in a partition column that Delta would read back as NULL.
+            TargetError: a partition column has a text that Delta would read back as NULL.
         """
         names = [column.name for column in self.columns]
         for first, part in grouped(rows.drop_columns(names), [rows[name] for name in names]):
@@ -311,10 +322,11 @@ class SplitByColumns:
 
 
 def check_text(text: str | None, column: str, *, table: str | None = None) -> None:
-    """Check that Delta does not read a partition column's text back as NULL.
+    """Check that Delta does not read the text of a partition column back as NULL.
 
     Raises:
-        TargetError: the text is empty, or Hive's name for NULL. The error names the column.
+        TargetError: the text is empty, or is Hive's name for NULL (``NULL_FOLDER``). The error names the
+            column.
     """
     if text in ("", NULL_FOLDER):
         raise TargetError(
@@ -349,7 +361,10 @@ def partition_text(value: pa.Scalar) -> str | None:
 
 
 def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar | None:
-    """Parse a partition value from Delta's log. Returns None for a timestamp that lacks its time zone."""
+    """Parse a partition value from Delta's log.
+
+    Returns None for a timestamp without a time zone if the type has one, and the reverse.
+    """
     if not text:
         return pa.scalar(None, kind)
     if pa.types.is_date(kind):

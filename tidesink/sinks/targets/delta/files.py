@@ -1,6 +1,6 @@
-"""Writes batches to a Delta table without MERGE: new data files, deletion vectors, and a commit of both.
+"""Writes batches to a Delta table as data files and deletion vectors, in one commit and without MERGE.
 
-``FileWriter.plan`` returns a reason for each batch that must be merged by Spark instead
+If Spark's MERGE must write a batch instead, ``FileWriter.plan`` returns the reason
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -130,12 +130,13 @@ class _NewRows(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A batch that is written as files but not committed yet.
+    """A batch whose files are written but not committed yet.
 
-    ``actions``: Delta's actions (Java) of the commit.
-    ``metrics``: operation metrics of the commit.
+    ``actions``: Delta's actions (Java) to commit.
+    ``metrics``: the operation metrics to record in the commit.
     ``paths``: the files that were written for this commit.
-    ``counts``: in a history, the batch's row counts (``lake.versions.Counts``).
+    ``counts``: for a history table, the batch's row counts (``lake.versions.Counts``); None for another
+        table.
     """
 
     actions: tuple[Any, ...]
@@ -153,9 +154,10 @@ class FileWriter:
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
-        """Return the plan for writing a batch as files, or the reason why it needs a MERGE as a text.
+        """Return the plan for writing a batch as files, or a string with the reason why the batch needs a
+        MERGE.
 
-        ``progress``: the batch's progress, whose numbers become part of file names.
+        ``progress``: the progress after the batch. Its epoch and batch number become part of file names.
         """
         reason = batch_reason(batch)
         if reason is not None:
@@ -167,7 +169,8 @@ class FileWriter:
             raise reading_error(exc, table=str(self.name)) from exc
 
     def sink(self, rows: RowFormat, epoch: int) -> FileSink | None:
-        """Return a row sink for the next batch; None if the batch needs a MERGE.
+        """Return the sink with which Spark tasks write the next batch's rows to files; None if the batch
+        needs a MERGE.
 
         ``rows``: the format of the batch's rows, which must not depend on stored rows.
         """
@@ -183,9 +186,11 @@ class FileWriter:
         """Write a batch's files, without committing them.
 
         Raises:
-            AccountingError: the written rows do not match the batch, or the table has several rows of a key.
-            NotAsFilesError: a file does not match the table's log, or there are too many stored values.
-            TidesinkError: a task failed; Spark's error is converted by ``staging_error``.
+            AccountingError: the written rows do not match the batch, or the table has several rows with the
+                same key.
+            NotAsFilesError: a file does not match the table's log, or the batch needs too many values of
+                stored rows.
+            TidesinkError: a Spark task failed. ``staging_error`` converts Spark's error.
         """
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
@@ -195,12 +200,13 @@ class FileWriter:
             raise staging_error(exc, table=str(self.name)) from exc
 
     def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
-        """Commit a batch's files with a transaction version and user metadata, as a MERGE would.
+        """Commit a batch's files together with a transaction version and user metadata.
 
         Does nothing if the application's last transaction version is not below ``version``. Raises Delta's
-        exceptions: a conflict if another writer changed rows, or committed for the same application, after
-        the plan was made.
+        own exceptions, such as a conflict if another writer changed rows, or committed under the same
+        application name, after the plan was made.
 
+        ``application``: the name under which Delta stores the transaction version.
         ``words``: the text of the user metadata.
         """
         transaction = plan.transaction
@@ -214,7 +220,7 @@ class FileWriter:
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files that no commit refers to.
 
-        A failure is ignored, because readers do not see the files.
+        Errors are ignored, because readers never see these files.
         """
         jvm: Any = self.session._jvm
         for path in paths:
@@ -249,8 +255,8 @@ class FileWriter:
 
     @cached_property
     def _operation(self) -> Any:
-        """Delta's operation of the commit. It is a MERGE, so that Delta detects the same conflicts as for a
-        MERGE.
+        """The operation (Java) that the commit records. It is a MERGE, so that Delta detects the conflicts of
+        a MERGE.
         """
         jvm: Any = self.session._jvm
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
@@ -266,9 +272,10 @@ class FileWriter:
         return old_files if isinstance(old_files, str) else FilePlan(transaction, rows, *old_files)
 
     def _new_rows(self, batch: ReducedBatch, transaction: Any, words: str) -> _NewRows | str:
-        """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
+        """Return the task that writes a batch's rows, or a string with the reason why the batch needs a
+        MERGE.
 
-        ``words``: a part of the names of the new files.
+        ``words``: text that becomes part of the new files' names.
         """
         storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
         reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
@@ -308,11 +315,11 @@ class FileWriter:
         parts: Sequence[FileColumn],
         storage: Storage,
     ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
-        """Return the data files that may contain the batch's keys, and the log's entries of these files by
+        """Return the data files that may contain the batch's keys, and the log entries of these files by
         path.
 
-        Returns a reason for a MERGE if Python cannot read one of the files. After this call, any other
-        writer's commit that removes or adds files is a conflict for the transaction.
+        Returns a string with the reason for a MERGE if Python tasks cannot search one of the files. After
+        this call, the transaction conflicts with each commit of another writer that adds or removes files.
         """
         if batch.mode == "append":
             return (), {}
@@ -348,7 +355,7 @@ class FileWriter:
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
             for file_path in filter(None, [path, vector and vector_path(self._root, vector)]):
                 if not storage.holds(file_path):
-                    return f"the table has a file outside the worker's storage: {file_path}"
+                    return f"the table has a file outside its own bucket or file system: {file_path}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()
@@ -358,10 +365,10 @@ class FileWriter:
         return tuple(files), entries_by_path
 
     def _entries(self, snapshot: Any) -> Any:
-        """Return the log's entries (Java) of all data files in a snapshot, from its checksum or with a Spark
+        """Return the log entries (Java) of all data files in a snapshot, from its checksum or with a Spark
         job.
 
-        Returns a reason for a MERGE if there are too many files.
+        Returns a string with the reason for a MERGE if the table has too many files for the Spark job.
         """
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
@@ -402,8 +409,8 @@ class FileWriter:
         if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
                 f"The commit would add {added} rows and delete {hidden}. But {counts.rows} rows were "
-                "written, and "
-                f"{counts.marked} stored rows were found to be replaced. Nothing was committed.",
+                f"written, and {counts.marked} stored rows must be replaced or deleted. Nothing was "
+                "committed. Report this with the log.",
                 table=str(self.name),
             )
         versions = None if counts.versions is None else counts.versions._asdict()
@@ -417,11 +424,11 @@ class FileWriter:
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
         """Return the actions (Java) that replace a data file's deletion vector.
 
-        If the vector deletes all rows of the file, the action removes the file.
+        If the new vector deletes all rows of the file, the action removes the file instead.
 
         ``old``: the log's entry of the data file.
-        ``number``: the UUID in the name of the vector file.
-        ``vector``: place and size of the new vector.
+        ``number``: the UUID in the name of the file with the new vector.
+        ``vector``: the new vector's place in this file, its size and its number of rows.
         """
         if vector["rows"] == int(old.numPhysicalRecords().get()):
             return [old.remove()]
@@ -466,7 +473,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in their order, with their names and types in its data files."""
+    """Return the table's columns in table order, with their names and types in its data files."""
     columns = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -480,7 +487,9 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return a column's name and field id in data files. The id is None without column mapping."""
+    """Return the name and the field id that a column has in data files. The id is None without column
+    mapping.
+    """
     metadata = field["metadata"]
     return metadata.get("delta.columnMapping.physicalName", field["name"]), metadata.get(
         "delta.columnMapping.id"
@@ -488,11 +497,11 @@ def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """Return the last transaction version that an application committed to the table, or -1.
+    """Return the last transaction version that an application committed to the table, or -1 if there is none.
 
-    After this call, any other commit of the application is a conflict for the transaction. The version is
-    read from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a
-    Spark job.
+    After this call, the transaction conflicts with each other commit of the application. The version is read
+    from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a Spark
+    job.
     """
     checksum = transaction.snapshot().checksumOpt()
     transactions = checksum.get().setTransactions() if checksum.isDefined() else None
@@ -506,11 +515,11 @@ def _stored_version(transaction: Any, application: str) -> int:
 def _may_have(
     statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
 ) -> bool:
-    """Return True if a data file may contain keys in the ranges ``ranges``, by its statistics.
+    """Return True if a data file, judged by its statistics, may contain keys in the ranges ``ranges``.
 
-    ``statistics``: the file's statistics.
-    ``same``: the values of the file's partition.
-    ``ranges``: least and greatest key value by column.
+    ``statistics``: the file's statistics from the log.
+    ``same``: by partition column, the value that all rows of the file have.
+    ``ranges``: by key column, the least and the greatest value in the batch.
     """
     for name, (least, greatest) in ranges.items():
         bounds = (statistics.get(side, {}) for side in ("minValues", "maxValues"))
@@ -521,10 +530,10 @@ def _may_have(
 
 
 def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int | None) -> bool:
-    """Return True if all versions in a data file of a history ended before the commit_ts ``since``.
+    """Return True if all row versions in a data file of a history table ended before the commit_ts ``since``.
 
-    ``statistics``: the file's statistics.
-    ``column``: physical name of the column with the versions' ends.
+    ``statistics``: the file's statistics from the log.
+    ``column``: physical name of the column with the commit_ts at which a version ended.
     """
     last, running = (statistics.get(side, {}).get(column) for side in ("maxValues", "nullCount"))
     return since is not None and last is not None and running == 0 and bool(last < since)
@@ -536,7 +545,9 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return the reason why the table's features, properties or columns need a MERGE; None if they do not."""
+    """Return the reason why the table's features, properties or columns require a MERGE; None if there is
+    none.
+    """
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

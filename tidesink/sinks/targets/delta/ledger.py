@@ -1,14 +1,13 @@
-"""The ledger of a Delta table. It is stored in the user metadata of tidesink's own commits to the table.
+"""The ledger of a Delta table: its pipeline and applied progress, in the user metadata of tidesink's commits.
 
-The user metadata of each commit records the pipeline and the applied progress. The commit also has a
-transaction version (epoch × 2^40 + batch number), by which Delta refuses or skips a later commit of an older
-epoch. To read the ledger, commits are read from the latest version backwards, up to the first one by
-tidesink.
+Each commit of tidesink also has a transaction version (epoch × 2^40 + batch number), by which Delta refuses
+or skips a later commit of an older epoch. To read the ledger, commits are read from the latest version
+backwards, up to the first one by tidesink.
 
 Delta removes old commits (after 30 days by default), but keeps the last transaction version. If tidesink's
-last commit was removed, the progress for that transaction version is read from the history in the state
-store, which is written before each commit. If the history does not have it either, the ledger raises an error
-instead of guessing.
+last commit was removed, the progress for that transaction version is read from the state store, which records
+it before each commit. If the state store does not have it either, the ledger raises an error instead of
+guessing.
 
 A RESTORE brings old rows back, but does not change the transaction version. It is only accepted if it
 restores the rows of tidesink's newest commit.
@@ -61,7 +60,9 @@ EntryKind = Literal["claim", "batch"]
 
 
 class ProgressHistory(Protocol):
-    """The state store's record of each batch's progress, for commits that Delta has removed."""
+    """The state store's record of the progress after each batch, for commits that Delta has removed from the
+    log.
+    """
 
     def record_progress(self, progress: Progress) -> None:
         """Record a table's progress after a batch. Called before the batch is committed."""
@@ -77,12 +78,12 @@ class Entry:
     ``kind``: whether the commit is a claim or a batch.
     ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
     ``progress``: the progress after the commit; None if no batch was ever applied.
-    ``commit``: the commit itself.
+    ``commit``: the commit that contains the entry.
     ``keys``: the key columns under which rows were written; None if the commit does not record them.
-    ``counts``: in a history, the batch's row counts (``lake.versions.Counts``).
-    ``shard``, ``source``: in a shared table, the shard's name and its source table.
+    ``counts``: for a history table, the batch's row counts (``lake.versions.Counts``).
+    ``shard``, ``source``: in a table that several source tables share, the shard's name and its source table.
     ``known``: in a shared table, the columns of the shard's rows.
-    ``seen``: the table's version up to which the worker had checked other writers' commits; None if not
+    ``seen``: the table version up to which the worker had checked other writers' commits; None if not
         recorded.
     """
 
@@ -102,13 +103,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Reads and writes the ledger of one table, or of one shard of a shared table.
+    """Reads and writes the ledger of one table, or of one shard of a table that several source tables share.
 
-    Each shard has its own transaction version in Delta, so that commits of shards do not conflict.
+    Each shard has its own transaction version in Delta, so that commits of different shards do not conflict.
 
     ``table``: the source table.
     ``path``: the Delta table's path.
-    ``history``: the progress of each batch in the state store; None for no history.
+    ``history``: the store with the progress after each batch; None if there is no such store.
     ``keys``: the key columns.
     """
 
@@ -122,11 +123,12 @@ class Ledger:
 
     @property
     def application(self) -> str:
-        """The application name under which Delta stores this table's or shard's transaction version."""
+        """The application name under which Delta stores the transaction version of this table or shard."""
         return application_of(APPLICATION, self.shard)
 
     def newest(self, at: int | None = None) -> Entry | None:
-        """Return the entry of this table's or shard's newest commit; None if it was never claimed.
+        """Return the ledger entry in this table's or shard's newest commit; None if the table or shard was
+        never claimed.
 
         ``at``: the version from which commits are read backwards; None for the latest.
 
@@ -149,7 +151,7 @@ class Ledger:
         return None
 
     def _check_shared(self, shard: Shard) -> None:
-        """Check that a table in which this shard has no commits was not loaded without shards.
+        """Check that a shared table was not loaded from a source table without a shard.
 
         Raises:
             StaleProgressError: the table has commits of a source table without a shard.
@@ -158,7 +160,8 @@ class Ledger:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
 
     def _own(self, entry: Entry | None) -> Entry | None:
-        """Return ``entry`` if it belongs to this table or shard; None if it belongs to another shard.
+        """Return ``entry`` if this table or shard wrote it; None if another shard wrote it, or if ``entry``
+        is None.
 
         Raises:
             StaleProgressError: the table is shared, but this source table has no shard.
@@ -184,20 +187,21 @@ class Ledger:
         Raises:
             StaleProgressError: the table was restored or replaced, or belongs to another pipeline or another
                 source table.
-            ProgressError: the table has progress, but it can no longer be read.
+            ProgressError: batches were applied, but their progress can no longer be read.
         """
         entry = self.newest()
         return entry.progress if entry else None
 
     def claim(self) -> Entry:
-        """Commit the next epoch with the applied progress, which fences older workers, and return the entry.
+        """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.
 
-        Raises Delta's conflict if another tidesink worker commits to the table at the same time.
+        The commit fences workers with an older epoch. Raises Delta's conflict exception if another tidesink
+        worker commits to the table at the same time.
 
         Raises:
             StaleProgressError, ProgressError: for the same reasons as ``committed``, also if the table was
                 restored or replaced between reading the ledger and this commit.
-            SchemaRefusedError: the rows were written under another key.
+            SchemaRefusedError: the table's rows were written under another key.
             TransientTargetError: other writers kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
@@ -232,9 +236,11 @@ class Ledger:
         return read_entry(commit) if commit else None
 
     def _fences(self, epoch: int) -> dict[str, int]:
-        """Return transaction versions that fence older workers from commits other than batches.
+        """Return, by application name, the transaction versions that keep older workers from commits other
+        than batches.
 
-        Such commits, which write defaults or remove tombstones, have their own applications.
+        Such commits write defaults or remove tombstones (rows that record deletes). They have application
+        names of their own.
         """
         names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
         return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
@@ -250,7 +256,7 @@ class Ledger:
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """Return the ledger entry of a commit, as the text that becomes the commit's user metadata."""
+        """Return the text of a ledger entry, which becomes the user metadata of a commit."""
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,
@@ -271,7 +277,8 @@ class Ledger:
         return {"shard": self.shard.value, "source": self.table, "columns": columns}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
-        """Return the table's latest version, and the ledger's entries after ``version``, newest first.
+        """Return the table's latest version, and the ledger entries of later commits than ``version``, newest
+        first.
 
         Raises:
             StaleProgressError: the table was restored or replaced after ``version``, or its log ends before
@@ -288,11 +295,12 @@ class Ledger:
         return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for this worker if another worker has claimed the table with the ledger entry
-        ``entry``.
+        """Return the error to raise because another worker has claimed the table.
+
+        ``entry``: the other worker's ledger entry.
         """
         return StaleProgressError(
-            f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
+            f"Another worker holds this table (version {entry.commit.version}, epoch {entry.epoch}, "
             f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
             "must stop.",
             table=str(self.table),
@@ -312,12 +320,12 @@ class Ledger:
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
         """Check that no other commit replaced the rows of tidesink's newest commit.
 
-        ``entry``: the entry of that commit.
-        ``passed``: the later commits.
+        ``entry``: the ledger entry in tidesink's newest commit.
+        ``passed``: the commits after tidesink's newest commit.
 
         Raises:
-            StaleProgressError: a later commit replaced the rows, or a commit that was made while the worker
-                wrote the newest commit.
+            StaleProgressError: another writer's commit replaced the rows after tidesink's newest commit, or
+                while that commit was being written.
         """
         version, context = entry.commit.version, {"path": self.path, "table": str(self.table)}
         looked = entry.commit.read_version if entry.seen is None else entry.seen
@@ -330,8 +338,8 @@ class Ledger:
             raise moved(newest_move, version, **context)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
-        """Return True if the commit ``move`` is a RESTORE to a version with the rows of the ledger's entry
-        ``entry``.
+        """Return True if the commit ``move`` is a RESTORE to a version that has the rows of ``entry``'s
+        commit.
         """
         version = move.restored_version
         while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
@@ -410,8 +418,8 @@ def read_entry(commit: Commit) -> Entry | None:
 
 
 def application_of(application: str, shard: Shard | None) -> str:
-    """Return the application name of a shard's transaction version; ``application`` itself without
-    a shard.
+    """Return the application name for a shard's transaction version; ``application`` itself if ``shard`` is
+    None.
     """
     return application if shard is None else f"{application}/{shard.value}"
 
@@ -433,47 +441,50 @@ def _replaces(commit: Commit) -> bool:
 
 
 def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a commit ``move`` that replaced the rows of tidesink's commit ``version``."""
+    """Return the error to raise because the commit ``move`` replaced the rows of tidesink's commit
+    ``version``.
+    """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after version {version}, which has the "
-        "committed progress. Continuing would leave a gap. Either bring the rows of that version back with "
-        f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
-        "worker load it again from the start of its topic.",
+        "committed progress. If the worker continued, changes would be missing. Either bring the rows of "
+        f"that version back with RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the "
+        "table's folder and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a commit ``move`` that replaced rows while ``version`` was being written."""
+    """Return the error to raise because the commit ``move`` replaced rows while tidesink wrote the commit
+    ``version``.
+    """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows while a worker wrote version {version}, "
-        "so that version and all later ones have a gap. Remove the folder "
+        "so changes are missing from that version and all later ones. Remove the folder "
         f"{path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a commit ``move`` that replaced rows, if Delta has removed tidesink's newest
-    commit.
+    """Return the error to raise because the commit ``move`` replaced rows, and Delta has already removed
+    tidesink's newest commit from the log.
     """
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
-        "has removed the commits from its log that show what is still applied. Continuing might leave a gap. "
-        f"Remove the folder {path} and let the worker load the table again from the start of its topic.",
+        f"{move.operation} at version {move.version} changed rows after tidesink's last commit, and Delta "
+        "has removed that commit from its log. So it is unknown which changes the table still has. Remove "
+        f"the folder {path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a Delta log that was read up to ``version``, but now ends at the older
-    ``latest``.
+    """Return the error to raise because Delta's log ends at ``latest``, although this worker has read it up
+    to ``version``.
     """
     return StaleProgressError(
         f"The log of the Delta table at {path} ends at version {latest}, but it ended at version {version} "
-        "when "
-        "this worker last read it: the table was replaced by an older copy. Nothing was written. Start the "
-        "worker again; it reports how to continue.",
+        "when this worker last read it: the table was replaced by an older copy. Nothing was written. Start "
+        "the worker again. It then reports how to continue.",
         table=table,
     )
 
@@ -485,23 +496,26 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(log: DeltaLog) -> int | None:
-    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
+    """Return the horizon: the commit_ts up to which tombstones (rows that record deletes) may have been
+    removed; None if none were removed.
+    """
     text = log.property(PROPERTY)
     return int(text) if text else None
 
 
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
-    """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
-    horizon.
+    """Record a new horizon, then remove the tombstones (rows that record deletes) up to this commit_ts.
 
-    Both commits have a transaction version of the epoch. So a worker that another worker has fenced can
+    Both commits have a transaction version of ``epoch``. So a worker that was fenced by another worker can
     neither remove tombstones nor move the horizon back.
+
+    ``horizon``: the new horizon. The recorded horizon is used instead if it is greater.
 
     Raises:
         StaleProgressError: another worker claimed the table in the meantime.
     """
     now = max(horizon, horizon_of(log) or 0)
-    words = f"deletes up to commit_ts {now} are forgotten from here on"
+    words = f"tombstones of deletes up to commit_ts {now} are removed after this commit"
     if not log.put_property(TOMBSTONES_APPLICATION, log.next_version(epoch), PROPERTY, str(now), words=words):
         raise _lost(log)
     with transaction(session, TOMBSTONES_APPLICATION, log.next_version(epoch)):
@@ -515,7 +529,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"Another worker claimed the Delta table at {log.path} while this worker removed its tombstones. "
-        "Run only "
-        "one worker per table. Nothing was removed, and this worker must stop."
+        f"Another worker claimed the Delta table at {log.path} while this worker removed tombstones (rows "
+        "that record deletes) from it. Run only one worker per table. Nothing was removed, and this worker "
+        "must stop."
     )

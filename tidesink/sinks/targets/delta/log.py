@@ -32,9 +32,10 @@ class Commit:
     ``version``: the table version that it created.
     ``operation``: Delta's name of the operation, such as MERGE.
     ``read_version``: the table version that its transaction read; None if not recorded.
-    ``metadata``: its user metadata, or None.
+    ``metadata``: its user metadata; None if it has none.
     ``metrics``: its operation metrics, such as numbers of rows.
-    ``restored_version``: the version that a RESTORE went back to; None if it was given a timestamp instead.
+    ``restored_version``: the version that a RESTORE went back to; None if it went back to a timestamp, and
+        for other operations.
     ``overwrites``: True if the commit replaced all rows.
     """
 
@@ -109,17 +110,18 @@ class DeltaLog:
                 return
 
     def transaction_version(self, application: str) -> int | None:
-        """Return the last transaction version of an application, or None.
+        """Return the last transaction version that an application committed; None if it never committed one.
 
-        Delta keeps it even when it removes old commits from the log.
+        Delta keeps this version even when it removes old commits from the log.
         """
         version = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(version.get()) if version.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
-        """Return a transaction version of the epoch for a commit that is not a batch.
+        """Return a transaction version of ``epoch`` for a commit that is not a batch.
 
-        It contains the table's version, so it is greater than those of earlier such commits.
+        It is the start of the epoch's versions plus the table's version, so it is greater than those of
+        earlier such commits.
         """
         return epoch * BATCHES_PER_EPOCH + self.latest()
 
@@ -144,8 +146,8 @@ class DeltaLog:
         commit of the same application is made at the same time.
 
         ``metadata``: the text of the user metadata.
-        ``fences``: transaction versions of other applications to commit too. Delta then refuses or skips
-            their commits up to these versions.
+        ``fences``: by name of another application, a transaction version to commit too. Delta then refuses or
+            skips commits of that application up to this version.
         """
         package = self._jvm.org.apache.spark.sql.delta
         with self.active():
@@ -196,8 +198,9 @@ class DeltaLog:
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
     def transactions(self, versions: Mapping[str, int]) -> Any:
-        """Return Delta's actions (Java) that commit transaction versions; ``versions``: versions by
-        application.
+        """Return Delta's actions (Java) that commit transaction versions.
+
+        ``versions``: the transaction version to commit, by application name.
         """
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
@@ -207,8 +210,8 @@ class DeltaLog:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make this table's Spark session the thread's active session inside the block, for calls of Delta's
-        API.
+        """Make this table's Spark session the thread's active session inside the block, as Delta's API
+        requires.
         """
         # Delta's transactions read their settings from the active session.
         sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
@@ -229,9 +232,7 @@ class DeltaLog:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Read the log, and return the result of ``question``, a function of the table's latest snapshot
-        (Java).
-        """
+        """Read the log, and return what ``question`` returns for the table's latest snapshot in Java."""
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
@@ -263,7 +264,7 @@ def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
     """Return a copy of Delta's table metadata in which a property is set, or removed if ``value`` is None.
 
-    All other members are copied by name, because they depend on the version of Delta.
+    All other members are copied by name, because versions of Delta have different members.
     """
     members = range(metadata.productArity())
     reported = {metadata.productElementName(index): metadata.productElement(index) for index in members}
@@ -324,12 +325,14 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "java.util.ConcurrentModificationException",
         TransientTargetError,
-        "Another writer committed to the table at the same time, so nothing of this batch was written",
+        "Another writer committed to the table at the same time, so nothing of this batch was written and it "
+        "is tried again",
     ),
     (
         "org.apache.spark.sql.delta.schema.InvariantViolationException",
         TargetError,
-        "A row of the batch has no key or violates a constraint of the table, so nothing was written",
+        "A row of the batch has no key or violates a constraint of the table, so nothing was written. "
+        "Correct the row at the source, or drop the table's constraint",
     ),
     (
         "org.apache.spark.sql.AnalysisException",
@@ -343,8 +346,8 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
 def translated(exc: BaseException, *, table: str) -> TidesinkError:
     """Return the error to raise for a Spark exception during a statement that commits.
 
-    Exceptions of known classes are raised before the commit. After any other exception, it is unknown whether
-    the commit happened.
+    The exceptions in ``_CLASSES`` are only raised before the commit. After any other exception, it is unknown
+    whether the commit happened.
     """
     names = tuple(class_names(exc))
     # If rows cannot be read, the job ends before anything is committed.
@@ -380,4 +383,6 @@ def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
         )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Delta cannot read the table ({summary(exc)}).", table=table)
-    return TransientTargetError(f"The table cannot be read now ({summary(exc)}).", table=table)
+    return TransientTargetError(
+        f"The table cannot be read now ({summary(exc)}). Check that target.path can be reached.", table=table
+    )

@@ -1,4 +1,4 @@
-"""The columns of a Delta table, its name in Spark's catalog, and its compaction."""
+"""Creates and alters Delta tables, registers them in Spark's catalog, and compacts their files."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -93,12 +93,12 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 
 
 class DeltaPreflight(LakePreflight):
-    """Checks whether tables can be stored in Delta, before the first run."""
+    """Checks, before the first run, whether the configured tables can be stored in Delta."""
 
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
-        """Check that Delta can store the table, and return its limits.
+        """Check that Delta can store the table, and return the limits that will apply to it.
 
-        These are the batches that need a MERGE, and column names that not all readers support.
+        Limits are the batches that will need a MERGE, and column names that not all readers support.
         """
         result = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
@@ -111,7 +111,8 @@ def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     ``present``.
 
     Raises:
-        SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
+        SchemaRefusedError: the target schema ``shape`` has no key, a column with a reserved name, or two
+            columns with the same name in Spark.
     """
     check_shape(shape, RESERVED)
     lake_tables.check_names(shape, present)
@@ -131,7 +132,9 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[TargetColumn]) -> list[str]:
-    """Return the Delta table features that columns need because of special characters in their names."""
+    """Return the Delta table features that the columns' names require: column mapping, if a name has special
+    characters.
+    """
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
@@ -140,7 +143,7 @@ def _needs_mapping(column: TargetColumn) -> bool:
 
 
 def give_features(session: SparkSession, log: DeltaLog, location: str, features: Iterable[str]) -> None:
-    """Enable table features that are not enabled yet, and log a warning.
+    """Enable those of the Delta table features that are not enabled yet, and log a warning for each.
 
     This is permanent: readers that do not support the features can no longer read the table.
     """
@@ -150,7 +153,9 @@ def give_features(session: SparkSession, log: DeltaLog, location: str, features:
         if not there:
             setting = f"{quote_text(name)} = {quote_text(value)}"
             session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({setting})")
-            _log.warning("the Delta table needs other readers now", table=location, feature=feature)
+            _log.warning(
+                "readers of the Delta table must now support a feature", table=location, feature=feature
+            )
 
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
@@ -167,16 +172,16 @@ def columns_of(text: str) -> dict[str, str]:
 
 
 def _ddl(field: StructField) -> str:
-    """Return a column's Spark DDL type. For ``char(n)``, this is not ``string``, because Spark pads its
-    texts.
+    """Return a column's Spark DDL type. A ``char(n)`` column does not become ``string``, because Spark pads
+    its texts.
     """
     declared = str((field.metadata or {}).get(_CHARACTERS, ""))
     return declared if declared.startswith("char") else field.dataType.simpleString()
 
 
 def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
-    """Return the names of the columns that can be set to NULL. Generated columns, which Delta computes,
-    cannot.
+    """Return the names of the columns that can be set to NULL, without generated columns, which Delta
+    computes.
     """
     fields = json.loads(log.schema())["fields"]
     return tuple(field["name"] for field in fields if field["nullable"] and not _generated(field["metadata"]))
@@ -187,12 +192,12 @@ def _generated(metadata: Collection[str]) -> bool:
 
 
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
-    """Check the texts of a batch's partition columns before a MERGE.
+    """Check, before a MERGE, that Delta will not read texts in partition columns of the batch back as NULL.
 
     ``parts``: names of the partition columns in lower case.
 
     Raises:
-        TargetError: a row has a text in a partition column that Delta would read back as NULL.
+        TargetError: a partition column has a text that Delta would read back as NULL.
     """
     from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
@@ -217,7 +222,10 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the Delta table at ``location`` if it is missing. Returns True if it was created."""
+    """Create the Delta table at ``location`` if it is missing, and add the soft-delete column if needed.
+
+    Returns True if the table was created.
+    """
     if not log.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
@@ -228,7 +236,7 @@ def open_table(
 
 
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
-    """Return the statement that adds the columns which the source's order needs.
+    """Return the statement that adds the columns for the source's order (`sequence_by: source`).
 
     Existing rows get NULL in these columns, which counts as older than every change.
     """
@@ -241,9 +249,9 @@ def sequence_statement(location: str, present: Mapping[str, str]) -> str:
 def evolve_table(
     session: SparkSession, log: DeltaLog, location: str, *, shape: TargetSchema, plan: Evolution, epoch: int
 ) -> tuple[str, ...]:
-    """Carry out a plan of column changes, and return warnings.
+    """Widen and add columns as planned, and return warnings.
 
-    Defaults of new columns are recorded. ``fill_pending`` writes them into existing rows.
+    Defaults of new columns are only recorded here. ``fill_pending`` writes them into existing rows.
 
     Raises:
         StaleProgressError: another worker claimed the table in the meantime.
@@ -259,14 +267,14 @@ def evolve_table(
 
 
 def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Change the types of the table's columns that ``plan`` widens."""
+    """Change the types of the columns that the plan of column changes widens."""
     give_features(session, log, location, ["typeWidening"] if plan.widened else [])
     for name, ddl in plan.widened.items():
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
 
 
 def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Add the new columns of a plan. Existing rows get NULL in them."""
+    """Add the new columns of a plan of column changes. Existing rows get NULL in them."""
     if plan.added:
         instants = any(column.spark == "timestamp_ntz" for column in plan.added)
         needed = [*_named_by(plan.added), *(["timestampNtz"] if instants else [])]
@@ -284,8 +292,8 @@ def pending_defaults(log: DeltaLog) -> dict[str, str]:
 def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: int) -> tuple[str, ...]:
     """Write the recorded defaults of new columns into existing rows. Returns the names of these columns.
 
-    If a column does not exist, its schema change was interrupted after the default was recorded. The change
-    is made again with its batch, so here the record is only removed.
+    If the worker was interrupted after it recorded a default, the column may not exist yet. Then only the
+    record is removed here, because the column is added again with the batch that needs it.
 
     Raises:
         StaleProgressError: another worker claimed the table in the meantime.
@@ -308,8 +316,8 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
 
 
 def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
-    what = "still to be given" if pending else "given"
-    text, words = json.dumps(pending) if pending else None, f"defaults that rows from before are {what}"
+    what = "still to be written" if pending else "written"
+    text, words = json.dumps(pending) if pending else None, f"defaults {what} into existing rows"
     if not log.put_property(
         BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
     ):
@@ -345,7 +353,7 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
     if there != ours:
         raise ConfigError(
             f"{'.'.join(levels)} in the catalog is {_shown(there)}, but this table is at {ours}. Set "
-            "target.catalog-table to unused names, or drop the existing entry.",
+            "target.catalog-table so that this name is unused, or drop the existing entry from the catalog.",
             key="target.catalog-table",
         )
 
@@ -380,17 +388,20 @@ FILES_BETWEEN: Final = 50
 
 
 class Compaction:
-    """Compacts the files of one table from time to time. File sizes are settings of its Spark session."""
+    """Compacts the files of one table each time ``FILES_BETWEEN`` files were added.
+
+    The size of compacted files is a setting of the table's Spark session.
+    """
 
     def __init__(self, session: SparkSession, log: DeltaLog, location: str) -> None:
         self._session, self._log, self._location = session, log, location
         self._files_before = 0
 
     def run_if_due(self) -> bool:
-        """Compact small files if many were added. Returns True if it was tried.
+        """Compact small files if many were added since the last compaction. Returns True if it was tried.
 
-        A failure, mostly because another program commits at the same time, is ignored. The next attempt is
-        made after as many more files.
+        A failure is ignored; mostly another program commits at the same time. The next attempt is made after
+        the same number of new files.
         """
         try:
             if self._log.file_count() < self._files_before + FILES_BETWEEN:

@@ -124,7 +124,7 @@ class DeltaColumns(ABC):
         self._alter(rename_statement(self.location, self._present, old, new))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns with their values. Older versions of the table keep them."""
+        """Drop columns and their values from the current version. Older versions of the table keep them."""
         self._alter(drop_statement(self.location, self._present, names))
 
     def _alter(self, statement: str | None) -> None:
@@ -160,7 +160,8 @@ _VIEW: Final = "_tidesink_batch"
 
 
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
-    """Return the Delta target that a config describes, with the state store as the history of its progress.
+    """Return the Delta target that a config describes. It also records each batch's progress in the state
+    store.
 
     Raises:
         ConfigError: the path is local and cannot be written to.
@@ -196,14 +197,16 @@ class DeltaTarget:
     """A folder in which Delta tables are written.
 
     ``root``: the folder's path.
-    ``template``: template of the tables' paths in it, with ``{schema}`` and ``{table}`` of the source table.
-    ``history``: the progress of each batch in the state store, for commits that Delta has removed from a log.
+    ``template``: template of the tables' paths in the folder, with ``{schema}`` and ``{table}`` of the source
+        table.
+    ``history``: the state store's record of the progress after each batch, for commits that Delta has removed
+        from a log.
     ``settings``: Spark settings of the tables' sessions.
-    ``catalog_table``: template of the name under which each table is registered in Spark's catalog; None for
-        none.
+    ``catalog_table``: template of the name under which each table is registered in Spark's catalog; None to
+        register no table.
     ``properties``: additional properties of new tables.
-    ``fewest_staged``: a batch whose smallest offset range has at least this many records is written to files
-        by the tasks that reduce it.
+    ``fewest_staged``: the tasks that reduce a batch also write its rows to files if each offset range of the
+        batch has at least this many records.
     """
 
     spark: SparkSession
@@ -249,7 +252,10 @@ class DeltaTarget:
         return table
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """Return the publisher of a pipeline's cuts. Cuts are recorded in a table in the folder ``root``."""
+        """Return the log in which a pipeline's cuts (all tables as of one commit_ts) are published.
+
+        The log is a table in the folder ``root``.
+        """
         session, path = open_session(self.spark, self.settings), f"{self.root.rstrip('/')}/{CUTS}"
         location, log = f"delta.{quote_identifier(path)}", DeltaLog(session, path)
         packing = Compaction(session, log, location)
@@ -264,8 +270,8 @@ class DeltaTarget:
         )
 
     def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
-        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
-        exist.
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if the table
+        does not exist.
         """
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
@@ -361,7 +367,9 @@ class DeltaTable(DeltaColumns):
             self._present = schema.present_columns(self._log)
 
     def claim(self) -> Claim:
-        """Commit the table's next epoch, which fences older workers. Returns it and the applied progress."""
+        """Claim the table with the next epoch, which fences older workers. Returns the epoch and the applied
+        progress.
+        """
         with self._turns.mine(), self._translating(translated):
             entry = self._ledger.claim()
             self._held, self._seen = entry, entry.commit.version
@@ -388,8 +396,8 @@ class DeltaTable(DeltaColumns):
         return TableVersion(self.path, version)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
-        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
-        defaults.
+        """Add and widen columns so that the table can store ``shape``. In existing rows, new columns get
+        their defaults.
         """
         schema.check(shape, self._present)
         if self._evolving:  # the last column change was interrupted, so the columns are unknown
@@ -446,7 +454,8 @@ class DeltaTable(DeltaColumns):
         if done is None:
             raise StaleProgressError(
                 f"Delta skipped epoch {progress.epoch} batch {progress.batch}, because a later batch is "
-                "applied. Run only one worker per table, and start from its committed progress.",
+                "already applied. Run only one worker per table, and start this worker again. It then "
+                "continues from the committed progress.",
                 table=str(self._table),
             )
         self._compaction.run_if_due()
@@ -464,7 +473,8 @@ class DeltaTable(DeltaColumns):
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Return the sink with which the tasks that reduce the next batch write its rows to files.
 
-        Returns None if the rows depend on stored rows, or if the batch needs a MERGE.
+        Returns None if the rows depend on stored rows, if an offset range has too few records, or if the
+        batch needs a MERGE.
         """
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
@@ -472,23 +482,27 @@ class DeltaTable(DeltaColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files that tasks wrote for a batch which is not applied."""
+        """Remove the files that tasks wrote for a batch that will not be applied."""
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
+        """Return the commit_ts up to which tombstones (rows that record deletes) may have been removed; None
+        if none were.
+        """
         with self._translating(reading_error):
             return ledger.horizon_of(self._log)
 
     def collect(self, horizon: int) -> Collected:
-        """Remove the tombstones of deletes up to the commit_ts ``horizon``."""
+        """Remove the tombstones (rows that record deletes) up to the commit_ts ``horizon``."""
         with self._translating(translated):
             epoch = self._holding().epoch
             self._entries_of(epoch)
             return ledger.collect(self._session, self._log, self.location, horizon=horizon, epoch=epoch)
 
     def close(self) -> None:
-        """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
+        """Drop the temporary view of the last batch. The Spark session ends when no other object refers to
+        it.
+        """
         # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
@@ -496,8 +510,8 @@ class DeltaTable(DeltaColumns):
     def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch, as files or with a MERGE.
 
-        Returns True if it was written as files, which checks the skipped rows against the stored rows. After
-        a MERGE, they still have to be checked.
+        Returns True if the batch was written as files. In this case, the rows that were skipped as not newer
+        have been checked against the stored rows. After a MERGE, they still have to be checked.
         """
         check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
@@ -618,14 +632,15 @@ class DeltaTable(DeltaColumns):
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:
             raise TargetError(
-                "The Delta target needs a batch with a Spark frame, but this batch has Python rows.",
+                "The Delta target needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+                "ReducedBatch whose `frame` is set.",
                 table=str(self._table),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
     def _landed(self, progress: Progress) -> bool | None:
-        """Return True if a batch's commit is in the log although Spark raised an error; None if the log is
-        unreadable.
+        """Return whether a batch's commit is in the log although Spark raised an error; None if the log
+        cannot be read.
         """
         try:
             return self._own_commit(progress) is not None

@@ -1,4 +1,4 @@
-"""Writes to a Delta table other than the merge of a batch by key: TRUNCATE events, histories and shards."""
+"""Writes to a Delta table other than merges by key: TRUNCATE events, history tables, and shards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def empty_table(
 ) -> None:
     """Apply a TRUNCATE event to a table or a shard, in a commit with the progress.
 
-    If there is no current row, Delta would make no commit, so the progress is committed without rows.
+    For a table without current rows, Delta would make no commit. In this case, only the progress is
+    committed.
 
     ``application``, ``version``: the transaction version to commit.
     ``text``: the commit's user metadata.
@@ -57,11 +58,11 @@ def check_stale(
     present: Mapping[str, str],
     result: ApplyResult,
 ) -> None:
-    """Check that the rows which a merge skipped were not newer than the rows of the previous version.
+    """Check that a MERGE skipped exactly the batch's rows that were not newer than the stored rows before it.
 
     ``view``: the view of the batch's rows.
     ``present``: the table's columns: Spark type by name.
-    ``result``: the merge's result, with the number of skipped rows.
+    ``result``: the result of the MERGE, with the number of skipped rows.
 
     Raises:
         AccountingError: the number of skipped rows differs from the number of rows that were not newer.
@@ -70,7 +71,8 @@ def check_stale(
     (row,) = session.sql(stale_statement(before, view, batch, present)).collect()
     if row["stale"] != result.stale:
         raise AccountingError(
-            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows.",
+            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows. "
+            "Compare the table with `tidesink diff`, and report this with the log.",
             table=str(batch.shape.source),
         )
 
@@ -88,10 +90,10 @@ def commit_versions(
     progress: Progress,
     text: Callable[[Mapping[str, int]], str],
 ) -> None:
-    """Merge a batch into a history, and commit it with the progress.
+    """Merge a batch into a history table, and commit it with the progress.
 
     ``present``: the table's columns: Spark type by name.
-    ``text``: takes the row counts, and returns the commit's user metadata.
+    ``text``: function that takes the row counts and returns the commit's user metadata.
     """
     # A table without files has no stored rows.
     empty = log.file_count() == 0
@@ -114,22 +116,21 @@ def commit_versions(
 
 
 def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
-    """Return the result of a batch's commit to a history.
+    """Return the row counts of a batch that was committed to a history table.
 
     ``entry``: the ledger entry in the commit.
 
     Raises:
         AccountingError: the commit's metrics differ from the expected counts.
-        ProgressError: the entry has no counts, so the commit was not made for a history.
+        ProgressError: the ledger entry has no counts, so the commit was not made for a history table.
     """
     commit = entry.commit
     if entry.counts is None:
         if batch.empty:
             return ApplyResult(0, 0, 0, 0, str(commit.version))
         raise ProgressError(
-            f"Version {commit.version} was not written in mode `history`: its metadata has no counts. "
-            "Remove the "
-            "table, and let the worker load it again from the start of its topic.",
+            f"Version {commit.version} was not written in mode `history`: its metadata has no row counts. "
+            "Remove the table, and let the worker load it again from the start of its topic.",
             table=str(batch.shape.table),
         )
     rows = {
@@ -150,22 +151,24 @@ class DeltaShard:
         self._known: tuple[str, ...] | None = None
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
-        """Load the columns that the shard's rows have from the ledger, when the table is claimed.
+        """Read from the ledger which columns the shard's rows have. Called when the table is claimed.
 
-        ``entry``: the entry of the claim. If Delta has removed the commit that records the columns, all
-            columns of the table are assumed.
+        ``entry``: the ledger entry of the claim. If it does not record the columns, because Delta has removed
+            the commit that did, all columns of the table are assumed.
         ``present``: the table's columns.
         """
         columns = tuple(map(fold_name, present)) if entry.known is None else entry.known
         self._known = columns if entry.progress else None
 
     def written(self, shape: TargetSchema) -> tuple[str, ...]:
-        """Return the columns of the shard's rows after a batch with the columns of ``shape`` was written."""
+        """Record that a batch with the columns of ``shape`` is written, and return the columns of the shard's
+        rows.
+        """
         self._known = known_after(self._known or (), shape) or ()
         return self._known
 
     def plan(self, shape: TargetSchema, present: Mapping[str, str]) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``.
+        """Plan the column changes that the table needs to store rows of ``shape``.
 
         Raises:
             SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other
@@ -186,7 +189,7 @@ class DeltaShard:
     def grow(
         self, location: str, shape: TargetSchema, plan: Evolution, *, epoch: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Carry out a plan of column changes, and write defaults of new columns into the shard's rows.
+        """Change the table's columns as planned, and write defaults of new columns into the shard's rows.
 
         Returns the names of the columns with defaults, and warnings.
         """

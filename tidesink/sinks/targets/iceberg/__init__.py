@@ -1,1 +1,1 @@
-"""Iceberg tables: rows and progress become visible in one transaction."""
+"""The target for Iceberg tables. A batch's rows and the progress become visible in one commit."""

@@ -1,8 +1,8 @@
-"""Reads and writes which rows of Iceberg's data files are deleted, in Spark tasks.
+"""Reads and writes Iceberg's marks of deleted rows (position delete files and deletion vectors) in Spark
+tasks.
 
 A table of format 2 has position delete files. A table of format 3 has deletion vectors in Puffin files, at
-most one for each data file. It may also have position delete files from the time before it was upgraded from
-format 2.
+most one for each data file. If it was upgraded from format 2, it may also still have position delete files.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _BLOB: Final = {
 class Vector(NamedTuple):
     """A deletion vector in a Puffin file. ``DataFile.deletes`` contains it as JSON.
 
-    ``offset``, ``size``: its place in the file, in bytes.
-    ``rows``: number of deleted rows.
+    ``offset``, ``size``: its place in the Puffin file, in bytes.
+    ``rows``: number of rows that it deletes.
     """
 
     path: str
@@ -60,8 +60,8 @@ class PositionFiles:
     Columns of data files are found by their field ids.
 
     ``files``: location and settings of new position delete files.
-    ``partitioned``: identity partition fields, as pairs of a partition spec's id and a column's field id. A
-        data file that another program imported may lack such a column.
+    ``partitioned``: the partition fields with the transform ``identity``, as pairs of a partition spec's id
+        and a column's field id. A data file that another program imported may lack such a column.
     """
 
     files: NewFiles
@@ -73,16 +73,20 @@ class PositionFiles:
         return self.files.storage
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return a column's name in a file, found by its field id; None if the file lacks the column."""
+        """Return the name that a column has in a file with this schema, found by its field id; None if the
+        file lacks the column.
+        """
         number = str(column.field_id).encode()
         return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
-        ``MarkedRows``.
+        """Return the row numbers of the rows in ``files`` that are already deleted.
 
-        To each data file, only the position delete files in its own ``deletes`` are applied. Older ones may
-        contain its path too, but do not apply.
+        The rows of all files are numbered consecutively, as in ``MarkedRows``. A position delete file only
+        counts for a data file that lists it in ``deletes``, even if it also contains paths of other data
+        files.
+
+        ``starts``: number of each file's first row.
         """
         pairs = zip(starts, files, strict=False)
         each = [(start, file, delete) for start, file in pairs for delete in file.deletes]
@@ -93,8 +97,9 @@ class PositionFiles:
         return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """Return the numbers of rows in ``files`` that the position delete file ``deletes`` marks as
-        deleted.
+        """Return the row numbers (as in ``deleted``) of the rows that one position delete file deletes.
+
+        ``deletes``: path of the position delete file.
         """
         paths = pa.array(
             [data_file.path if deletes in data_file.deletes else None for data_file in files], pa.string()
@@ -112,9 +117,10 @@ class PositionFiles:
         return np.concatenate(numbers)
 
     def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
-        """Return the numbers of the rows that a data file's deletion vector marks as deleted.
+        """Return the row numbers (as in ``deleted``) of the rows that one data file's deletion vector
+        deletes.
 
-        ``place``: number of the file's first row, the file, and the vector as JSON.
+        ``place``: number of the data file's first row, the data file, and the deletion vector as JSON.
         """
         start, file, text = place
         vector = Vector(*json.loads(text))
@@ -122,12 +128,11 @@ class PositionFiles:
         return start + array_positions(data, vector.rows, of=file.path)
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return None: Iceberg's files store partition columns, so a missing column was added later and is
-        NULL.
+        """Return None, which stands for NULL: a column that a data file lacks was added to the table later.
 
         Raises:
-            FileRefusedError: the column is an identity partition field, so the file may have been imported
-                without it.
+            FileRefusedError: the column has a partition field with the transform ``identity``, so the file
+                may have been imported without the column, although its value is not NULL.
         """
         spec = json.loads(file.partition.values or "[0]")[0]
         if (spec, column.field_id) in self.partitioned and not column.key:
@@ -135,9 +140,9 @@ class PositionFiles:
         return None
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write one position delete file per partition, sorted by data file and position.
+        """Write one position delete file for each partition, and yield its ``WrittenFile``.
 
-        Yields a ``WrittenFile`` for each.
+        The positions are sorted by data file and position.
         """
         positions = dict[Partition, list[pa.Table]]()
         for file, row_numbers in (pair for some in marked for pair in some.by_file()):
@@ -153,15 +158,16 @@ class PositionFiles:
 class VectorFiles(PositionFiles):
     """Reads and writes deletion vectors, which mark rows as deleted in format 3 (``lake.files.Marks``).
 
-    Position delete files from format 2 are still read.
+    Position delete files from before an upgrade to format 3 are still read.
     """
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write a Puffin file with a new deletion vector for each changed data file.
+        """Write a Puffin file with a new deletion vector for each changed data file, and yield its
+        ``WrittenFile``.
 
-        A vector also contains the rows of its data file that were deleted before. Yields a ``WrittenFile``
-        whose ``details`` list, for each vector, its data file, its place, its number of rows, and how many of
-        these are new.
+        A new vector also contains the rows of its data file that were already deleted. The ``details`` of the
+        ``WrittenFile`` list for each vector the data file, the vector's place in the Puffin file, its number
+        of rows, and how many of these rows are newly deleted.
         """
         whole, blobs, vectors = bytearray(_PUFFIN), list[dict[str, Any]](), list[dict[str, Any]]()
         for some in marked:
@@ -182,9 +188,7 @@ class VectorFiles(PositionFiles):
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
-        """Add the rows that are deleted already in the files ``touched`` to the rows to mark, and return all
-        of them.
-        """
+        """Return the rows to mark, together with the already deleted rows of the files ``touched``."""
         numbers = [number for number, file in enumerate(marked.files) if file in touched]
         hidden = self.deleted([marked.files[number] for number in numbers], marked.starts[numbers])
         return marked._replace(rows=np.union1d(marked.rows, hidden))

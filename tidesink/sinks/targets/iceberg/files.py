@@ -1,6 +1,6 @@
-"""Writes batches to an Iceberg table without MERGE: new data files, position deletes, and a snapshot of both.
+"""Writes batches to an Iceberg table as data files and position deletes, in one snapshot and without MERGE.
 
-``FileWriter.plan`` returns a reason for each batch that must be merged by Spark instead
+If Spark's MERGE must write a batch instead, ``FileWriter.plan`` returns the reason
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -99,11 +99,11 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class OldPartition(NamedTuple):
-    """A partition of existing data files.
+    """A partition that has data files already.
 
-    ``spec``: Java's partition spec of the files, which may be an earlier one of the table.
+    ``spec``: Java's partition spec of these files, which may be an earlier spec of the table.
     ``values``: Java's partition values.
-    ``folder``: the folder of the partition's files.
+    ``folder``: the folder of these files.
     """
 
     spec: Any
@@ -116,7 +116,7 @@ class FilePlan(NamedTuple):
 
     ``state``: the state of the table on which the plan is based.
     ``rows``: the task that writes the batch's rows.
-    ``marks``: writes which stored rows are deleted.
+    ``marks``: writes the marks of deleted stored rows.
     ``files``: the data files in which stored rows are searched for.
     ``partitions``: the partitions of ``files``, by their ``Partition.values``.
     ``vectors``: Java's existing deletion vectors, by the path of the data file.
@@ -138,11 +138,11 @@ class _NewRows(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A batch that is written as files but not published yet.
+    """A batch whose files are written but not published yet.
 
     ``snapshot``: Java's new snapshot; None if the batch does not change the table.
-    ``result``: the batch's result.
-    ``paths``: the files that were written for it.
+    ``result``: the batch's row counts.
+    ``paths``: the files that were written for this snapshot.
     ``numbers``: the numbers in the snapshot's summary.
     """
 
@@ -161,9 +161,10 @@ class FileWriter:
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
-        """Return the plan for writing a batch as files, or the reason why it needs a MERGE as a text.
+        """Return the plan for writing a batch as files, or a string with the reason why the batch needs a
+        MERGE.
 
-        ``progress``: the batch's progress, whose numbers become part of file names.
+        ``progress``: the progress after the batch. Its epoch and batch number become part of file names.
         ``state``: the table's current state.
         """
         new = batch_reason(batch) or self._new_rows(batch, state, f"{progress.epoch}-{progress.batch}")
@@ -180,7 +181,8 @@ class FileWriter:
         return FilePlan(state, rows, marks(rows.files, _identities(specs)), *old_files)
 
     def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
-        """Return a row sink for the next batch; None if the batch needs a MERGE.
+        """Return the sink with which Spark tasks write the next batch's rows to files; None if the batch
+        needs a MERGE.
 
         ``rows``: the format of the batch's rows, which must not depend on stored rows.
         """
@@ -188,9 +190,10 @@ class FileWriter:
         return None if isinstance(new_rows, str) else FileSink(new_rows.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
-        """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
+        """Return the task that writes a batch's rows, or a string with the reason why the batch needs a
+        MERGE.
 
-        ``words``: a part of the names of the new files.
+        ``words``: text that becomes part of the new files' names.
         """
         present, fields = self.table.columns(state), self._fields(state)
         reason = columns_reason(batch, present) or _of_metadata(state, fields)
@@ -216,9 +219,11 @@ class FileWriter:
         Returns None if another writer committed after the plan was made.
 
         Raises:
-            AccountingError: the written rows do not match the batch, or the table has several rows of a key.
-            NotAsFilesError: only Spark can read a file of the table, or there are too many stored values.
-            TidesinkError: a task failed; Spark's error is converted by ``staging_error``.
+            AccountingError: the written rows do not match the batch, or the table has several rows with the
+                same key.
+            NotAsFilesError: only Spark can read a file of the table, or the batch needs too many values of
+                stored rows.
+            TidesinkError: a Spark task failed. ``staging_error`` converts Spark's error.
         """
         try:
             return self._stage(batch, plan)
@@ -228,14 +233,16 @@ class FileWriter:
     def discard(self, paths: Iterable[str], state: TableState) -> None:
         """Remove files that no snapshot contains.
 
-        A failure is ignored, because readers do not see the files.
+        Errors are ignored, because readers never see these files.
         """
         with suppress(*SPARK_ERRORS):
             for path in paths:
                 state.table.io().deleteFile(path)
 
     def _storage(self, state: TableState) -> Storage | str:
-        """Return the storage with which Python writes the table's files, or the reason why it cannot."""
+        """Return the storage with which Python opens the table's files, or a string with the reason why it
+        cannot.
+        """
         location, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
         kind = str(io.getClass().getName())
         if kind == _RESOLVING:
@@ -245,7 +252,7 @@ class FileWriter:
         elif kind == _S3 and io.credentials().isEmpty():
             storage = iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
         else:
-            return f"only Spark reads and writes files by {kind}: {location}"
+            return f"only Spark, not Python, can open files with {kind}: {location}"
         if isinstance(storage, str):
             return storage
         return storage.reason_unreachable(str(state.table.location())) or storage
@@ -256,7 +263,7 @@ class FileWriter:
         """Return the data files that may contain the batch's keys, with their partitions and deletion
         vectors.
 
-        Returns a reason for a MERGE if Python cannot read one of the files.
+        Returns a string with the reason for a MERGE if Python cannot read one of the files.
         """
         files, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
         if batch.mode == "append" or state.totals.get("total-data-files") == 0:
@@ -276,7 +283,7 @@ class FileWriter:
                 if content not in ("data", "position-deletes") or form != expected:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
-                    return f"the table has a file outside the worker's storage: {file['file-path']}"
+                    return f"the table has a file outside its own bucket or file system: {file['file-path']}"
             for number in (index for index, delete in enumerate(deletes) if "content-offset" in delete):
                 vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
@@ -314,9 +321,7 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """Return the table's columns in their order, with the names and types that they have in its data
-        files.
-        """
+        """Return the table's columns in table order, with their names and types in its data files."""
         columns = []
         for field in fields:
             name = field["name"]
@@ -335,7 +340,7 @@ class FileWriter:
         }
 
     def _in_files(self, name: str) -> str:
-        """Return a column's name in data files. Iceberg changes names that are not valid in Avro."""
+        """Return the name that a column has in data files. Iceberg changes names that Avro does not allow."""
         return (
             name if _PLAIN.fullmatch(name) else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
         )
@@ -361,8 +366,8 @@ class FileWriter:
         return staged._replace(snapshot=snapshot, result=result, numbers=summary)
 
     def _is_on(self, state: TableState, snapshot: Any) -> bool:
-        """Return True if a snapshot's parent is the snapshot of ``state``, and the format version is still
-        the same.
+        """Return True if a new snapshot still fits the table: its parent is the snapshot that readers see in
+        ``state``, and the table's format version has not changed since.
         """
         now = state.table.operations().current()
         return snapshot.parentId() == state.head and int(now.formatVersion()) == state.version
@@ -394,9 +399,9 @@ class FileWriter:
         return change.apply()
 
     def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
-        """Yield Java's delete files for a file that the tasks have written.
+        """Yield Java's ``DeleteFile`` objects for a file with marks of deleted rows that a task has written.
 
-        A position delete file is one delete file. A Puffin file has one for each data file's deletion vector.
+        There is one for a position delete file, and one for each deletion vector in a Puffin file.
         """
         java, state = self.table.java, plan.state
         if file.details is None:
@@ -419,7 +424,7 @@ class FileWriter:
     def _check(self, summary: Mapping[str, int], counts: BatchCounts, taken_over: int) -> None:
         """Check the numbers in a snapshot's summary against the rows that were written and deleted.
 
-        ``taken_over``: rows that new vectors copy from position delete files.
+        ``taken_over``: number of rows that new deletion vectors copy from position delete files.
 
         Raises:
             AccountingError: the numbers differ.
@@ -429,14 +434,14 @@ class FileWriter:
         if (added, marked) != (counts.rows, counts.marked + taken_over):
             raise AccountingError(
                 f"The snapshot reports {added} rows added and {marked} deleted. But {counts.rows} rows were "
-                "written, "
-                f"and {counts.marked} stored rows were found to be replaced. Nothing was published.",
+                f"written, and {counts.marked} stored rows must be replaced or deleted. Nothing was "
+                "published. Report this with the log.",
                 table=str(self.name),
             )
 
 
 class _Deletes:
-    """Requests the delete files of data files from Java, as JSON, and caches them.
+    """Requests descriptions of data files' delete files from Java, as JSON, and caches them.
 
     They are requested one by one, because the socket to Java delays an answer of more than 8 KiB by 40 ms.
     The data files of a partition mostly share one list of delete files, or a part of it, so each delete file
@@ -448,12 +453,12 @@ class _Deletes:
         self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
-        """Return a data file or delete file as Iceberg's JSON, parsed."""
+        """Return Iceberg's JSON description of a data file or delete file, parsed."""
         document: dict[str, Any] = json.loads(self._to_json(file, spec))
         return document
 
     def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
-        """Return the JSON of each delete file of a data file.
+        """Return Iceberg's JSON descriptions of a data file's delete files, parsed.
 
         ``deletes``: Java's list of the delete files.
         ``spec``: Java's partition spec of the data file.
@@ -469,7 +474,10 @@ class _Deletes:
 
 
 def _deletes_text(file: Mapping[str, Any]) -> str:
-    """Convert the JSON of a position delete file or a deletion vector to an entry of ``DataFile.deletes``."""
+    """Return the entry of ``DataFile.deletes`` for a position delete file or a deletion vector.
+
+    ``file``: Iceberg's JSON description of it, parsed.
+    """
     path, rows = str(file["file-path"]), file["record-count"]
     if "content-offset" not in file:
         return path
@@ -477,20 +485,22 @@ def _deletes_text(file: Mapping[str, Any]) -> str:
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
-    """Return Java's builder for a delete file that applies to the data files of the partition ``old``."""
+    """Return Java's builder of a delete file that applies to the data files of the partition ``old``."""
     return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
 
 
 def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
-    """Return the descriptions of the deletion vectors in a written Puffin file; empty for another kind of
-    file.
+    """Return the descriptions of the deletion vectors in a file that a task wrote; empty if it is not a
+    Puffin file.
     """
     vectors: list[dict[str, Any]] = json.loads(file.details or "[]")
     return vectors
 
 
 def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
-    """Return the number of rows that new vectors copy from position delete files, which stay in the table."""
+    """Return the number of rows that new deletion vectors copy from position delete files that stay in the
+    table.
+    """
     vectors = (vector for file in files for vector in _vectors(file))
     return sum(entry["rows"] - entry["new"] for entry in vectors if entry["file"] not in plan.vectors)
 
@@ -530,15 +540,15 @@ def _of_partitions(state: TableState, specs: Specs, current: int) -> str | None:
     for fields in specs.values():
         for field in fields:
             if schema.findType(field["source-id"]) is None:
-                return f"the partition field {field['name']} is of a column that was dropped"
+                return f"the partition field {field['name']} is based on a column that was dropped"
     for field in specs[current]:
         if schema.asStruct().field(field["source-id"]) is None:
-            return f"the partition field {field['name']} is of a field within a column"
+            return f"the partition field {field['name']} is based on a field within a column"
         if not is_known(field["transform"]):
             return f"the partition field {field['name']} has the transform {field['transform']}"
         kind = str(schema.findType(field["source-id"]))
         if kind in _UNFIT_PARTITIONS:
-            return f"the partition field {field['name']} is of a {kind} column"
+            return f"the partition field {field['name']} is based on a {kind} column"
     return None
 
 
@@ -561,8 +571,8 @@ def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> 
 
 
 def _words(text: str) -> str:
-    """Normalize the name of a file's content or format, because versions of Iceberg spell these names
-    differently.
+    """Normalize Iceberg's name of a file's content or format, which is spelled differently in versions of
+    Iceberg.
     """
     return text.lower().replace("_", "-")
 

@@ -48,8 +48,8 @@ class TableState:
         return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
-        """Return the id of a branch's newest snapshot, or a tag's snapshot; None if there is no such
-        reference.
+        """Return the id of the newest snapshot of a branch, or of a tag's snapshot; None if no branch or tag
+        has this name.
         """
         reference = self.metadata.ref(branch)
         return None if reference is None else int(reference.snapshotId())
@@ -86,7 +86,8 @@ class TableState:
     def takes(self, snapshot: Any) -> bool:
         """Return True if a snapshot that is not committed yet can still be added to the table.
 
-        Its sequence number must be above the table's last one, which other commits raise.
+        Its sequence number must be above the table's last one, and each commit by another writer raises the
+        last one.
         """
         newer = int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
         # In format 3, a snapshot must also have row ids.
@@ -153,21 +154,23 @@ class JvmTable:
 
         ``change``: makes the changes on Java's metadata builder.
 
-        Raises Java's exceptions: CommitFailedException if another writer committed in between.
+        Raises Java's exceptions, such as CommitFailedException if another writer committed in between.
         """
         builder = self.java.TableMetadata.buildFrom(base.metadata)
         change(builder)
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
-        """Return Java's reference for a branch at a snapshot, with ``keep`` as the least number of snapshots
-        to keep.
+        """Return Java's reference for a branch at a snapshot.
+
+        ``keep``: least number of the branch's snapshots that are kept when snapshots are expired.
         """
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
-        """Return Java's reference for a tag that protects a snapshot until the snapshot is ``age``
-        milliseconds old.
+        """Return Java's reference for a tag on a snapshot.
+
+        The tag protects the snapshot until the snapshot is ``age`` milliseconds old.
         """
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
@@ -221,7 +224,7 @@ _FOR_GOOD: Final = frozenset(
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error to raise for a Spark exception while rows were staged. Nothing is published yet."""
+    """Return the error to raise for a Spark exception while a batch was written. Nothing is published yet."""
     # If rows cannot be read, the job ends before anything is committed.
     refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
@@ -268,9 +271,15 @@ def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
         )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Iceberg cannot read the table ({summary(exc)}).", table=table)
-    return TransientTargetError(f"The catalog or the table cannot be read now ({summary(exc)}).", table=table)
+    return TransientTargetError(
+        f"The catalog or the table cannot be read now ({summary(exc)}). Check that the catalog and the "
+        "table's storage can be reached.",
+        table=table,
+    )
 
 
 def is_conflict(exc: BaseException) -> bool:
-    """Return True if a commit did not happen because another writer committed in between."""
+    """Return True if an exception means that a commit did not happen because another writer committed in
+    between.
+    """
     return CONFLICT in class_names(exc)

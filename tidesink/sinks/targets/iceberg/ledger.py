@@ -1,4 +1,4 @@
-"""The ledger of an Iceberg table, which is a table property, and the worker's claim on the table."""
+"""The ledger of an Iceberg table, in a table property: its pipeline, applied progress and current claim."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ EntryKind = Literal["claim", "batch"]
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger's entry of a table or a shard.
+    """The ledger entry of a table, or of one shard of a table that several source tables share.
 
     ``kind``: whether a claim or a batch wrote the entry.
     ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
     ``progress``: the applied progress; None if no batch was ever applied.
-    ``snapshot``: the snapshot with the rows of this progress.
+    ``snapshot``: id of the snapshot with the rows of this progress.
     ``keys``: the key columns under which the rows were written.
     ``claimed_by``: a new id for each claim. The epoch is not enough to identify a claim, because an epoch is
         used twice if the catalog is restored from a backup.
@@ -95,7 +95,7 @@ class IcebergLedger:
     ``table``: the source table.
     ``location``: the Iceberg table's quoted name.
     ``keys``: the key columns.
-    ``shard``: set if several source tables share the table.
+    ``shard``: the source table's shard if several source tables share the Iceberg table; None otherwise.
     """
 
     table: TableId
@@ -106,7 +106,7 @@ class IcebergLedger:
 
     @property
     def name(self) -> str:
-        """The name of the table property that contains this table's or shard's entry."""
+        """The name of the table property that contains the ledger entry of this table or shard."""
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
     def properties(self, entry: Entry) -> dict[str, str]:
@@ -160,10 +160,10 @@ class IcebergLedger:
             raise is_shared(target, self.shards(state), table=self.table)
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
-        """Return the entry for a claim: the next epoch, with the applied progress.
+        """Return the ledger entry to commit for a claim. It has the next epoch and the applied progress.
 
         ``held``: the ledger's current entry; None if the ledger is empty.
-        ``snapshot``: the snapshot that readers see.
+        ``snapshot``: id of the snapshot that readers see.
         """
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
@@ -176,10 +176,10 @@ class IcebergLedger:
     def batch(
         self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TargetSchema
     ) -> Entry:
-        """Return the entry for an applied batch.
+        """Return the ledger entry to commit with a batch.
 
         ``held``: the entry of the worker's claim or of its previous batch.
-        ``snapshot``: the snapshot with the batch's rows.
+        ``snapshot``: id of the snapshot with the batch's rows.
         ``shape``: the columns and key of the batch's rows.
         """
         columns = None if self.shard is None else known_after(held.known or (), shape)
@@ -187,8 +187,9 @@ class IcebergLedger:
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for this worker if another worker has claimed the table with the ledger entry
-        ``entry``.
+        """Return the error to raise because another worker has claimed the table.
+
+        ``entry``: the other worker's ledger entry.
         """
         return StaleProgressError(
             f"Another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run only "
@@ -222,12 +223,12 @@ class IcebergLedger:
         """Check that the table was not rolled back or replaced after the ledger was written.
 
         The snapshot that readers see must descend from the ledger's snapshot, or from a snapshot that the
-        user accepted.
+        user has accepted (table property ``tidesink.accepted``).
 
-        ``rows``: the id of the ledger's snapshot.
+        ``rows``: id of the ledger's snapshot.
 
         Raises:
-            StaleProgressError: the visible snapshot does not descend from such a snapshot.
+            StaleProgressError: the snapshot that readers see does not descend from either of these.
         """
         accepted = {str(rows), state.property(ACCEPTED)}
         last = None
@@ -253,25 +254,28 @@ class IcebergLedger:
         ]
         if state.head is not None:
             ways.append(
-                f"if you know that the rows are right, confirm it with ALTER TABLE {self.location} SET "
+                f"if you know that the rows are right, confirm this with ALTER TABLE {self.location} SET "
                 f"TBLPROPERTIES ('{ACCEPTED}' = '{state.head}')"
             )
         ways.append("drop the table, and let the worker load it again from the start of its topic")
         return StaleProgressError(
-            f"The ledger has the progress of snapshot {rows}, but {what}. Continuing might leave a gap. "
-            "Either " + "; or ".join(ways),
+            f"The ledger has the progress of snapshot {rows}, but {what}. If the worker continued, changes "
+            "might be missing. Either " + "; or ".join(ways),
             table=str(self.table),
         )
 
 
 def branches_of(shard: str | None) -> str:
-    """Return the prefix of the names of a table's or shard's staging branches. The epoch follows it."""
+    """Return the beginning of the names of a table's or shard's staging branches. The rest of a name is the
+    epoch.
+    """
     return BRANCH_PREFIX if shard is None else f"{BRANCH_PREFIX}{tag(Shard('', shard))}_"
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
-    """Yield the snapshot that readers see and its ancestors, each with its parent, or None if it has no
-    parent.
+    """Yield the snapshot that readers see and its ancestors, newest first, each together with its parent.
+
+    The parent of the last snapshot is None, because it does not exist or is expired.
     """
     snapshots = state.lineage()
     current = next(snapshots, None)
@@ -340,8 +344,8 @@ ATTEMPTS: Final = 5
 
 
 class Holder:
-    """A worker's claim on one table. It makes the commits that change the ledger, for which it checks the
-    claim.
+    """A worker's claim on one table. It makes the commits that change the ledger, which fail if the claim was
+    lost.
     """
 
     def __init__(self, table: JvmTable, ledger: IcebergLedger, name: TableId) -> None:
@@ -351,7 +355,7 @@ class Holder:
 
     @property
     def held(self) -> Entry:
-        """The ledger's entry as this worker last wrote or read it.
+        """The ledger entry as this worker last wrote or read it.
 
         Raises:
             StaleProgressError: this worker has not claimed the table.
@@ -364,11 +368,13 @@ class Holder:
         return self._held
 
     def claim(self) -> Entry:
-        """Commit the next epoch with the applied progress, which fences older workers, and return the entry.
+        """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.
+
+        The commit fences workers with an older epoch.
 
         Raises:
             StaleProgressError, ProgressError: for the same reasons as ``IcebergLedger.entry``.
-            SchemaRefusedError: the rows were written under another key.
+            SchemaRefusedError: the table's rows were written under another key.
             TransientTargetError: other writers kept committing.
         """
         for _ in range(ATTEMPTS):
@@ -409,7 +415,8 @@ class Holder:
         return state
 
     def staging(self) -> TableState:
-        """Set this worker's staging branch to the snapshot that readers see, and return the table's state.
+        """Make this worker's staging branch point to the snapshot that readers see, and return the table's
+        state.
 
         Raises:
             StaleProgressError: another worker claimed the table, or it was rolled back, dropped or created
@@ -434,9 +441,10 @@ class Holder:
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
-        """Make an entry's snapshot visible to readers, and record the entry, in one commit.
+        """Make a ledger entry's snapshot visible to readers, and record the entry, in one commit.
 
-        Returns False without a commit if readers no longer see the snapshot ``on``.
+        Returns False, without a commit, if readers no longer see the snapshot ``on``, or if ``adding`` can no
+        longer be added to the table.
 
         ``on``: the snapshot that readers saw when the entry's snapshot was created.
         ``at``: the table's state at that time, if known. The commit is first tried on this state, and the
@@ -466,7 +474,9 @@ class Holder:
         raise self._crowded()
 
     def put_schema(self, state: TableState, schema: Any, properties: dict[str, str]) -> bool:
-        """Commit a new schema and properties. Returns False if another writer committed in between."""
+        """Commit a new table schema and table properties. Returns False if another writer committed in
+        between.
+        """
         last = max(int(state.metadata.lastColumnId()), int(schema.highestFieldId()))
 
         def change(builder: Any) -> None:
@@ -503,9 +513,10 @@ class Holder:
         return self._commit(state, change, entry=entry)
 
     def _branch_at(self, state: TableState, entry: Entry) -> Any:
-        """Return Java's branch reference that sets the staging branch to the entry's snapshot.
+        """Return Java's branch reference that makes the staging branch point to the entry's snapshot.
 
-        It always differs from the current reference, so that a commit of another worker conflicts with it.
+        The reference always differs from the branch's current one, so that another worker's commit conflicts
+        with it.
         """
         before = state.metadata.ref(entry.branch)
         keep = 2 if before is not None and before.minSnapshotsToKeep() == 1 else 1
@@ -522,8 +533,9 @@ class Holder:
         return True
 
     def _landed(self, entry: Entry) -> bool:
-        """Return True if an entry is in the ledger although its commit raised an error; False if not, or if
-        unknown.
+        """Return True if the ledger has the entry ``entry`` although its commit raised an error.
+
+        Returns False if it does not, or if the ledger cannot be read.
         """
         try:
             return self._ledger.entry(self._table.state()) == entry

@@ -49,10 +49,10 @@ _VIEW: Final = "_tidesink_batch"
 
 
 class Staged(NamedTuple):
-    """The result of a statement on the staging branch.
+    """The outcome of a statement that writes to the staging branch.
 
-    ``snapshot``: id of the branch's newest snapshot.
-    ``summary``: the numbers in the snapshot's summary; empty if the statement created no snapshot.
+    ``snapshot``: id of the branch's newest snapshot after the statement.
+    ``summary``: the numbers in this snapshot's summary; empty if the statement created no snapshot.
     """
 
     snapshot: int
@@ -71,7 +71,8 @@ class Staging:
         return f"{self._table.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
 
     def run(self, statement: str, head: int) -> Staged:
-        """Run a statement that writes to the staging branch, and return the snapshot that it created.
+        """Run a statement that writes to the staging branch. Returns the branch's newest snapshot after the
+        statement.
 
         ``head``: id of the branch's newest snapshot before the statement.
 
@@ -103,9 +104,9 @@ class Staging:
     def _numbers(self, state: TableState, snapshot: Any) -> Mapping[str, int]:
         """Return the numbers in a snapshot's summary, corrected so that each deleted row counts once.
 
-        In format 3, the first deletion vector of a data file also contains the rows that position delete
-        files from before the upgrade delete. Such a file stays if it has rows of several data files, so its
-        rows would count twice.
+        After an upgrade to format 3, the first deletion vector of a data file also contains the rows that
+        older position delete files delete. A position delete file stays in the table if it has rows of
+        several data files, so its rows would count twice.
         """
         numbers = state.numbers(snapshot)
         if state.version != 3 or not numbers.get("added-dvs"):
@@ -127,7 +128,8 @@ class Staging:
     ) -> tuple[int, ApplyResult]:
         """Merge a batch on the staging branch. Returns the id of the new snapshot, and the batch's result.
 
-        ``state``: the table's state, in which the branch is at the snapshot that readers see.
+        ``state``: the table's state. In it, the staging branch must already be at the snapshot that readers
+            see.
         ``present``: the table's columns: Spark type by name.
 
         Raises:
@@ -148,7 +150,8 @@ class Staging:
             return self._emptied(batch, head)
         if batch.frame is None:
             raise TargetError(
-                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows.",
+                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+                "ReducedBatch whose `frame` is set.",
                 table=str(self._name),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
@@ -186,8 +189,8 @@ class Staging:
         """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the batch's
         result.
 
-        ``hidden``: True if the table has position deletes. A row that they delete counts as deleted once more
-            in the summary if its file is rewritten.
+        ``hidden``: True if the table has position deletes. If the MERGE rewrites a file, the summary counts
+            the file's already deleted rows as deleted again.
         """
         merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
         if batch.sequenced:
@@ -207,10 +210,10 @@ class Staging:
     def _counted(
         self, batch: ReducedBatch, head: int, present: Mapping[str, str], *, version: str
     ) -> ApplyResult:
-        """Return the result of a MERGE that rewrote files with deleted rows, by counting in the previous
-        snapshot.
+        """Return the row counts of a MERGE, counted by queries on the snapshot before it.
 
-        The summary of such a MERGE does not show how many rows changed.
+        This is needed if the MERGE rewrote files with deleted rows, because its summary then does not show
+        how many rows changed.
         """
         updated, deleted = (
             self._count(found_statement(self._at(head), _VIEW, batch, present, op=op))
@@ -220,8 +223,9 @@ class Staging:
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
-        """Run a counting query while the block runs. Both mostly wait for Spark's planning, so this saves
-        time.
+        """Run a counting query in another thread while the block runs, and yield the query's future result.
+
+        Both the query and the block mostly wait for Spark's planning, so this saves time.
         """
         counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
         try:
@@ -262,16 +266,19 @@ _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if a snapshot's summary does not separate a batch's deleted rows from its updated rows."""
+    """Return True if a separate query must count a batch's deleted rows.
+
+    This is so if a snapshot's summary does not separate the batch's deleted rows from its updated rows.
+    """
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
 def found_statement(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, op: str = "delete"
 ) -> str:
-    """Return the query that counts the stored rows that a batch deletes or upserts.
+    """Return the query that counts the stored rows whose keys a batch deletes or upserts.
 
-    ``location``: the table's quoted name, with the snapshot before the merge.
+    ``location``: the table's quoted name, with a clause that selects the snapshot before the merge.
     ``op``: the operation, ``delete`` or ``upsert``.
     """
     return (
@@ -288,7 +295,11 @@ def position_files_statement(location: str, snapshot: int) -> str:
 
 
 def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> str:
-    """Return the query that counts the rows of data files that a snapshot's position delete files delete."""
+    """Return the query that counts how many rows of some data files are deleted by position delete files.
+
+    ``snapshot``: id of the snapshot with the position delete files.
+    ``files``: paths of the data files.
+    """
     positions = f"{location}.position_deletes VERSION AS OF {snapshot}"
     return (
         f"SELECT count(DISTINCT file_path, pos) AS {_COUNTED} FROM {positions} WHERE file_path IN "
@@ -304,14 +315,14 @@ def living_statement(location: str, batch: ReducedBatch) -> str:
 def sequenced_result(
     summary: Mapping[str, int], batch: ReducedBatch, *, stale: Callable[[], int], version: str
 ) -> ApplyResult:
-    """Return the result of a batch that was merged in the source's order.
+    """Return the row counts of a batch that was merged in the source's order (`sequence_by: source`).
 
     ``summary``: the numbers in the snapshot's summary.
-    ``stale``: counts the batch's rows that were not newer than those of the previous snapshot. It is called
-        only if the summary does not show that all rows changed.
+    ``stale``: function that counts the batch's rows that were not newer than the stored rows of the previous
+        snapshot. It is called only if the summary does not show that all rows changed.
 
     Raises:
-        AccountingError: the number of skipped rows differs from ``stale``.
+        AccountingError: the numbers in the summary contradict the number that ``stale`` returns.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted = grown_by(summary)
@@ -321,15 +332,17 @@ def sequenced_result(
     if min(inserted, updated) < 0 or (not dropped and added != rows - left):
         raise AccountingError(
             f"The snapshot reports {added} rows added and {dropped} removed, for {rows} rows of the batch, "
-            f"of which {left} were not newer than the stored rows.",
+            f"of which {left} were not newer than the stored rows. Nothing was published. Report this with "
+            "the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, 0, 0, version, left)
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """Return by how many rows a snapshot has more than its parent; ``summary``: the numbers in its
-    summary.
+    """Return how many more rows a snapshot has than its parent; negative for fewer rows.
+
+    ``summary``: the numbers in the snapshot's summary.
     """
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
@@ -338,7 +351,7 @@ def grown_by(summary: Mapping[str, int]) -> int:
 def result_of(
     summary: Mapping[str, int], batch: ReducedBatch, *, found: int | None, version: str
 ) -> ApplyResult:
-    """Return the result of a batch that was merged in Kafka's order.
+    """Return the row counts of a batch that was merged in Kafka's order.
 
     ``summary``: the numbers in the snapshot's summary: rows added, rows removed because their files were
         rewritten, and rows deleted by new position deletes.
@@ -361,7 +374,8 @@ def result_of(
     if wrong or (not dropped and added != written):
         raise AccountingError(
             f"The snapshot reports {added} rows added, {dropped} removed and {marked} marked as deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes, of which {found} had a stored row.",
+            f"{batch.upserts} upserts and {batch.deletes} deletes, of which {found} had a stored row. "
+            "Nothing was published. Report this with the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, found, batch.deletes - found, version)
@@ -372,7 +386,7 @@ _VERSIONS_VIEW: Final = "_tidesink_versions"
 
 @dataclass(frozen=True)
 class Versions:
-    """Merges batches into a history on the staging branch.
+    """Merges batches into a history table on the staging branch.
 
     ``branch``: the branch's quoted name.
     ``present``: the table's columns: Spark type by name.
@@ -385,7 +399,7 @@ class Versions:
     stage: Callable[[str], tuple[int, Mapping[str, int]]]
 
     def staged(self, batch: ReducedBatch, head: int, *, empty: bool) -> tuple[int, ApplyResult]:
-        """Merge a batch into the history. Returns the id of the new snapshot, and the result.
+        """Merge a batch into the history table. Returns the id of the new snapshot, and the batch's result.
 
         ``head``: id of the branch's newest snapshot, which is returned if nothing changes.
         ``empty``: True if the table has no rows.
@@ -410,8 +424,8 @@ class Versions:
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Check that a snapshot's summary has the numbers of changed rows that the batch of a history should
-    cause.
+    """Check that a snapshot's summary has the expected numbers of changed rows, after a batch of a history
+    table.
 
     Raises:
         AccountingError: the numbers differ.
@@ -421,7 +435,8 @@ def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> N
     if grown_by(summary) != inserted - deleted or (not dropped and added != inserted + updated):
         raise AccountingError(
             f"The snapshot reports {added} rows added, {dropped} removed, and {grown_by(summary)} more than "
-            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected.",
+            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected. "
+            "Nothing was published. Report this with the log.",
             table=str(batch.shape.table),
         )
 
@@ -433,7 +448,9 @@ _ORDER_COLUMNS: Final = (
 
 
 def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
-    """Add the columns that the source's order needs, if missing. Returns the table's columns: type by name.
+    """Add the columns for the source's order (`sequence_by: source`), if missing.
+
+    Returns the table's columns: Spark type by name.
 
     Raises:
         StaleProgressError: another worker holds the table.
@@ -451,7 +468,7 @@ def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
 
 
 def _with_order(table: JvmTable, state: TableState) -> Any:
-    """Return Java's schema with the columns that the source's order needs; None if the table has them.
+    """Return Java's table schema with the columns for the source's order added; None if the table has them.
 
     Existing rows get NULL in these columns, which counts as older than every change.
     """
@@ -471,21 +488,29 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(state: TableState) -> int | None:
-    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
+    """Return the horizon: the commit_ts up to which tombstones (rows that record deletes) may have been
+    removed; None if none were removed.
+    """
     text = state.property(PROPERTY)
     return int(text) if text else None
 
 
 def raised(state: TableState, horizon: int) -> int:
-    """Return the greater of ``horizon`` and the recorded horizon, so that it never moves back."""
+    """Return the greater of ``horizon`` and the table's recorded horizon, so that the horizon never moves
+    back.
+    """
     return max(horizon, horizon_of(state) or 0)
 
 
 def statement(location: str, horizon: int) -> str:
-    """Return the DELETE statement that removes tombstones of deletes up to the commit_ts ``horizon``."""
+    """Return the DELETE statement that removes the tombstones (rows that record deletes) up to the commit_ts
+    ``horizon``.
+    """
     return f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {horizon}"
 
 
 def kept(location: str) -> str:
-    """Return the SQL query for the number of tombstones in a table and for their oldest commit_ts."""
+    """Return the query for the number of tombstones (rows that record deletes) in a table and for their
+    oldest commit_ts.
+    """
     return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

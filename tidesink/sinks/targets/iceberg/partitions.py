@@ -126,8 +126,9 @@ def _truncated_decimals(values: pa.Array, width: int) -> pa.Array:
 
 
 def _calendar(unit: str) -> _Transform:
-    """Return a function for Iceberg's transform to years or months since 1970. numpy's calendar covers any
-    year.
+    """Return a function that computes Iceberg's transform to years or months since 1970.
+
+    It uses numpy's calendar, which covers any year.
     """
 
     def counted(values: pa.Array, _: int) -> pa.Array:
@@ -177,7 +178,9 @@ def _days(values: pa.Array) -> Ints:
 
 
 def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """Return the bytes that Iceberg hashes: one buffer, and each value's start and length in it."""
+    """Return the bytes of the values that Iceberg hashes: one buffer, and each value's start and length in
+    it.
+    """
     kind, count = values.type, len(values)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         whole = pa.concat_arrays([values.cast(pa.large_binary()).fill_null(b"")])
@@ -264,9 +267,9 @@ _UNITS: Final = {"year": "Y", "month": "M", "hour": "h"}
 
 
 def _in_folder(value: pa.Scalar, transform: str) -> str:
-    """Return a partition value for a folder name, roughly as Iceberg spells it.
+    """Return a partition value as text for a folder name, roughly as Iceberg writes it.
 
-    Readers ignore folder names.
+    The text need not be exact, because readers ignore folder names.
     """
     if not value.is_valid:
         return "null"

@@ -1,4 +1,4 @@
-"""The columns of an Iceberg table, the Spark session with its catalog, and the table's maintenance."""
+"""Creates Iceberg tables, prepares changes of their columns, opens catalogs in Spark, and compacts tables."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -69,7 +69,7 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class IcebergPreflight(LakePreflight):
-    """Checks whether tables can be stored in Iceberg, before the first run."""
+    """Checks, before the first run, whether the configured tables can be stored in Iceberg."""
 
     def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""
@@ -81,7 +81,8 @@ def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     ``present``.
 
     Raises:
-        SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
+        SchemaRefusedError: the target schema ``shape`` has no key, a column with a reserved name, or two
+            columns with the same name in Spark.
     """
     check_shape(shape, RESERVED)
     lake_tables.check_names(shape, present)
@@ -108,7 +109,10 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the Iceberg table if it is missing. Returns True if it was created."""
+    """Create the Iceberg table if it is missing, and add the soft-delete column if needed.
+
+    Returns True if the table was created.
+    """
     if not table.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         namespace = table.location.rpartition(".")[0]
@@ -147,10 +151,10 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
 def evolution(
     table: JvmTable, state: TableState, plan: Evolution, shape: TargetSchema
 ) -> tuple[Any, dict[str, str], tuple[str, ...]]:
-    """Convert a plan of column changes to a commit.
+    """Convert a plan of column changes to what its commit needs.
 
-    Returns Java's new schema, the table properties to set with it (defaults that are still to be written into
-    existing rows), and warnings.
+    Returns Java's new table schema, the table properties to set with it (defaults that are still to be
+    written into existing rows), and warnings.
     """
     update = state.table.updateSchema()
     for name, ddl in plan.widened.items():
@@ -173,7 +177,8 @@ def pending_defaults(state: TableState) -> dict[str, str]:
 def fill_statement(
     location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
 ) -> str | None:
-    """Return the UPDATE that writes defaults into existing rows; None if no column is in the table.
+    """Return the UPDATE statement that writes defaults into existing rows; None if the table has none of the
+    columns.
 
     ``pending``: default texts by column name.
     ``present``: the table's columns: Spark type by name.
@@ -232,9 +237,9 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
 
 
 def _load_catalog(session: SparkSession, catalog: str) -> None:
-    """Make Spark create the session's catalog object, one session at a time.
+    """Make Spark create the session's catalog object, for one session at a time.
 
-    A JDBC catalog creates its own tables then, which fails if two sessions do so at the same time.
+    A JDBC catalog creates its own tables at this time, which fails if two sessions do so at once.
     """
     with _ONE_AT_A_TIME:
         try:
@@ -289,7 +294,9 @@ _AGE: Final = "history.expire.max-snapshot-age-ms"
 
 
 class Maintenance:
-    """Compacts the files of one table and expires its old snapshots, from time to time."""
+    """Compacts the files of one table, and expires its old snapshots, each time many files or snapshots were
+    added.
+    """
 
     def __init__(self, session: SparkSession, table: JvmTable) -> None:
         self._session, self._table = session, table
@@ -299,8 +306,8 @@ class Maintenance:
     def run_if_due(self, totals: Mapping[str, int], snapshots: int) -> bool:
         """Compact files, or expire snapshots, if many were added. Returns True if either was tried.
 
-        A failure, mostly because another program commits at the same time, is ignored. The next attempt is
-        made after as many more files or snapshots.
+        A failure is ignored; mostly another program commits at the same time. The next attempt is made after
+        the same number of new files or snapshots.
 
         ``totals``: the numbers in the newest snapshot's summary.
         ``snapshots``: the number of the table's snapshots.
@@ -324,7 +331,7 @@ class Maintenance:
 
 
 def pack_files(session: SparkSession, table: JvmTable) -> None:
-    """Compact the table's small data files, and its position delete files if many remain."""
+    """Compact the table's small data files, and its position delete files if many of them remain."""
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")
@@ -337,9 +344,11 @@ def _files(totals: Mapping[str, int]) -> int:
 
 
 def _expire(state: TableState) -> None:
-    """Expire old snapshots. The table property for their maximum age applies; an hour if it is not set.
+    """Expire old snapshots.
 
-    Snapshots that cuts refer to are protected by tags.
+    Their maximum age is the table property ``history.expire.max-snapshot-age-ms``, or an hour if the property
+    is not set. The newest ``SNAPSHOTS_KEPT`` snapshots are kept, and tags protect the snapshots to which cuts
+    refer.
     """
     oldest = int(time.time() * 1000) - int(state.property(_AGE) or _HOUR_MS)
     state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()

@@ -80,7 +80,7 @@ class IcebergColumns(ABC):
 
     @abstractmethod
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        """Context manager that converts errors of Java calls inside the block with ``translate``."""
+        """Return a context manager that converts errors of Java calls inside the block with ``translate``."""
 
     @abstractmethod
     def _plan(self, shape: TargetSchema) -> Evolution:
@@ -178,8 +178,8 @@ class IcebergTarget:
     ``properties``: the catalog's properties (type, uri, warehouse, …); if empty, Spark's settings define the
         catalog.
     ``table_properties``: additional properties of new tables.
-    ``fewest_staged``: a batch whose smallest offset range has at least this many records is written to files
-        by the tasks that reduce it.
+    ``fewest_staged``: the tasks that reduce a batch also write its rows to files if each offset range of the
+        batch has at least this many records.
     """
 
     spark: SparkSession
@@ -215,9 +215,9 @@ class IcebergTarget:
             )
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """Return the publisher of a pipeline's cuts.
+        """Return the log in which a pipeline's cuts (all tables as of one commit_ts) are published.
 
-        Cuts are recorded in the namespace that the template gives for a source schema ``tidesink``.
+        The log is a table in the namespace that the template gives for a source schema ``tidesink``.
         """
         session = open_session(self.spark, self.catalog, self.properties)
         spaces = table_names(self.template, _CUTS_TABLE)[:-1]
@@ -241,8 +241,8 @@ class IcebergTarget:
         )
 
     def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
-        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
-        exist.
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if the table
+        does not exist.
         """
         own = open_session(session, self.catalog, self.properties)
         table_reader = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
@@ -324,7 +324,9 @@ class IcebergTable(IcebergColumns):
             self._present = self._table.columns(self._table.state())
 
     def claim(self) -> Claim:
-        """Commit the table's next epoch, which fences older workers. Returns it and the applied progress."""
+        """Claim the table with the next epoch, which fences older workers. Returns the epoch and the applied
+        progress.
+        """
         with self._turns.mine(), self._translating(reading_error):
             entry = self._holder.claim()
             self._fill_pending()
@@ -339,7 +341,7 @@ class IcebergTable(IcebergColumns):
         return entry.progress if entry else None
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the snapshot that readers see, after checking that the ledger has this progress."""
+        """Return the snapshot that readers see, after checking that the ledger records ``progress``."""
         with self._translating(reading_error):
             state = self._table.state()
             entry = self._ledger.entry(state)
@@ -347,13 +349,15 @@ class IcebergTable(IcebergColumns):
         return TableVersion(self.location, cast(int, state.head))
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Protect a snapshot to which a cut refers from expiry, by a tag on it."""
+        """Put a tag on the snapshot to which a cut (all tables as of one commit_ts) refers, so that it does
+        not expire.
+        """
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
-        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
-        defaults.
+        """Add and widen columns so that the table can store ``shape``. In existing rows, new columns get
+        their defaults.
         """
         iceberg_schema.check(shape, self._present)
         with self._turns.mine(), self._translating(reading_error):
@@ -403,7 +407,8 @@ class IcebergTable(IcebergColumns):
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Return the sink with which the tasks that reduce the next batch write its rows to files.
 
-        Returns None if the rows depend on stored rows, or if the batch needs a MERGE.
+        Returns None if the rows depend on stored rows, if an offset range has too few records, or if the
+        batch needs a MERGE.
         """
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
@@ -412,19 +417,23 @@ class IcebergTable(IcebergColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files that tasks wrote for a batch which is not applied."""
+        """Remove the files that tasks wrote for a batch that will not be applied."""
         paths = paths_of(parts)
         if paths:
             with self._translating(reading_error):
                 self._files.discard(paths, self._table.state())
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
+        """Return the commit_ts up to which tombstones (rows that record deletes) may have been removed; None
+        if none were.
+        """
         with self._translating(reading_error):
             return merge.horizon_of(self._table.state())
 
     def collect(self, horizon: int) -> Collected:
-        """Remove tombstones of deletes up to the commit_ts ``horizon``, and record it in the same commit."""
+        """Remove the tombstones (rows that record deletes) up to the commit_ts ``horizon``, and record it in
+        the same commit.
+        """
         with self._translating(reading_error):
             for _ in range(ATTEMPTS):
                 state = self._holder.staging()
@@ -441,12 +450,14 @@ class IcebergTable(IcebergColumns):
         )
 
     def close(self) -> None:
-        """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
+        """Drop the temporary view of the last batch. The Spark session ends when no other object refers to
+        it.
+        """
         self._staging.close()
 
     def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
-        """Return the table's current state and, if the batch is applied already, the batch's result, else
-        None.
+        """Return the table's current state, and the batch's result if the batch is already applied (None
+        otherwise).
 
         Raises:
             StaleProgressError: this worker does not hold the batch's epoch, or a later batch is applied.
@@ -462,7 +473,7 @@ class IcebergTable(IcebergColumns):
     ) -> ApplyResult | None:
         """Try once to write and publish a batch. Returns None if another writer committed in between.
 
-        ``state``: the table's state as it was just read; None to read it again.
+        ``state``: the table's state, if it was read just before; None to read it again.
         """
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
@@ -506,7 +517,8 @@ class IcebergTable(IcebergColumns):
         return result
 
     def _take_order(self, batch: ReducedBatch) -> bool:
-        """Check the table's order, and add the columns that the source's order needs.
+        """Check that the batch has the table's order (the source's or Kafka's), and add missing columns for
+        the source's order.
 
         Returns True if columns were added.
 
@@ -520,8 +532,9 @@ class IcebergTable(IcebergColumns):
         return True
 
     def _evolve(self, shape: TargetSchema) -> EvolveResult:
-        """Add the columns that ``shape`` needs. Their defaults are recorded, and written into existing rows
-        later.
+        """Widen and add the columns that ``shape`` needs.
+
+        Defaults of new columns are only recorded here, and written into existing rows later.
         """
         for _ in range(ATTEMPTS):
             state = self._holder.current()
@@ -579,7 +592,8 @@ class IcebergShard:
     holder: Holder
 
     def present(self, shape: TargetSchema) -> dict[str, str]:
-        """Read the table's columns again, because other shards may have changed them: Spark type by name.
+        """Read the table's columns again, because other shards may have changed them. Returns Spark types by
+        column name.
 
         Raises:
             SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other
@@ -602,7 +616,7 @@ class IcebergShard:
         """Write the defaults of new columns into the shard's rows. Returns the columns' names, and warnings.
 
         ``branch``: the quoted name of the staging branch.
-        ``stage``: runs a statement on it.
+        ``stage``: runs a statement on the staging branch.
 
         Raises:
             TransientTargetError: other writers kept committing.

@@ -1,9 +1,9 @@
 """Tags of Iceberg tables that protect the snapshots of cuts from ``expire_snapshots`` (ADR 36).
 
-A snapshot gets a tag when a cut first refers to it. Later cuts with the same snapshot need no commit. The tag
-of the snapshot to which the newest cut refers has no maximum age. The commit that tags the next snapshot sets
-a maximum age on it, which ends when the last cut of the snapshot is no longer kept. Any ``expire_snapshots``
-then removes the tag.
+A cut shows all tables as of one commit_ts. A snapshot gets a tag when a cut first refers to it. Later cuts
+with the same snapshot need no commit. The tag of the snapshot to which the newest cut refers has no maximum
+age. The commit that tags the next snapshot sets a maximum age on it, which ends when the last cut of the
+snapshot is no longer kept. Any ``expire_snapshots`` then removes the tag.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CutTags:
         self._tagged: int | None = None
 
     def keep(self, snapshot: int, commit_ts: int, *, seconds: float) -> None:
-        """Tag a snapshot that the cut at ``commit_ts`` refers to.
+        """Tag the snapshot to which the cut at ``commit_ts`` refers.
 
         ``seconds``: time for which a cut is kept.
 
@@ -92,7 +92,7 @@ class CutTags:
         return f"{name}.{snapshot}" if name in names else name
 
     def _newest(self, names: set[str]) -> list[str]:
-        """Return those of the names that are this pipeline's tags with the newest commit_ts."""
+        """Return those names in ``names`` that are this pipeline's tags with the newest commit_ts."""
         tags = dict[int, list[str]]()
         for match in filter(None, map(self._pattern.fullmatch, names)):
             tags.setdefault(int(match[1]), []).append(match[0])

@@ -1,1 +1,1 @@
-"""Shared parts of Delta and Iceberg: locations and statements, batches as files, and batches by MERGE."""
+"""Code that Delta and Iceberg share: table locations, statements, batches as files, and batches by MERGE."""

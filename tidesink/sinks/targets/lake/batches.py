@@ -1,4 +1,4 @@
-"""Writes a batch as files of a lake's table: the part that runs on the driver.
+"""Writes a batch as files of a lake's table (Delta or Iceberg): the part that runs on the Spark driver.
 
 It decides whether a batch is written as files or merged by Spark, runs the tasks, and checks their results.
 """
@@ -91,15 +91,16 @@ def written(
 ) -> tuple[list[WrittenFile], BatchCounts]:
     """Write the rows of a batch to new files, and mark the stored rows that it replaces or deletes.
 
-    Returns the lines of the tasks about the written files, and the row counts. Nothing is committed yet.
+    Returns the reports of the tasks (``WrittenFile``), and the row counts. Nothing is committed yet.
 
     ``files``: the table's files in which stored rows are searched for.
     ``rows``: the task that writes the rows.
     ``marks``: writes which rows of ``files`` are deleted.
 
     Raises:
-        AccountingError: the written rows do not match the batch, or the table has several rows of a key.
-        NotAsFilesError: the batch needs too many stored values.
+        AccountingError: the written rows do not match the batch, or the table has several rows with the same
+            key.
+        NotAsFilesError: the batch needs too many values of stored rows.
     """
     try:
         lines = _written(batch, files, rows, marks, session)
@@ -112,7 +113,7 @@ def written(
 def _written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
 ) -> list[WrittenFile]:
-    """Runs the Spark tasks that locate stored rows and write the batch's rows. Returns the files written."""
+    """Run the Spark tasks that find stored rows and write the batch's rows. Returns the tasks' reports."""
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
@@ -154,15 +155,19 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """Return the paths of the files that tasks wrote for this attempt to commit, without files staged
-    earlier.
+    """Return the paths of the files that tasks wrote for this attempt to commit.
+
+    Files that were staged earlier (``StagedPart``) are not included.
     """
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(file.path for file in lines if file.path is not None and file.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """Return the paths of the files to which tasks wrote rows before the commit (``StagedPart``)."""
+    """Return the paths of staged files, to which tasks wrote rows while they reduced records to rows.
+
+    ``parts``: the results of these tasks.
+    """
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -176,7 +181,7 @@ class BatchCounts(NamedTuple):
     ``result``: the batch's result, whose ``version`` is still empty.
     ``rows``: number of rows in new files.
     ``marked``: number of rows in existing files that are marked as deleted.
-    ``versions``: the counts of a history; None in another mode.
+    ``versions``: the row counts of a history table; None for another table.
     """
 
     result: ApplyResult
@@ -186,10 +191,10 @@ class BatchCounts(NamedTuple):
 
 
 def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
-    """Compute a batch's row counts from the lines that its tasks returned.
+    """Compute a batch's row counts from the reports that its tasks returned.
 
     Raises:
-        AccountingError: the lines do not match the batch, or the table has several rows of a key.
+        AccountingError: the reports do not match the batch, or the table has several rows with the same key.
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
     if batch.mode == "history":
@@ -204,7 +209,7 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         raise AccountingError(
             f"{rows} rows of {keys} keys were written to files, but the batch has {batch.upserts} upserts "
             f"and {batch.deletes} deletes. {counts.marked} of them replace a stored row, and "
-            f"{counts.result.stale} have a newer stored row. Nothing was committed."
+            f"{counts.result.stale} have a newer stored row. Nothing was committed. Report this with the log."
         )
     return counts
 
@@ -224,7 +229,7 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
 
 
 class FilePlan(Protocol):
-    """The plan of a table format (Delta or Iceberg) for writing a batch as files."""
+    """A plan, made by the code of Delta or Iceberg, for writing a batch as files."""
 
     @property
     def rows(self) -> RowsTask:
@@ -240,9 +245,10 @@ Done = TypeVar("Done")
 
 
 def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | None) -> Plan | str:
-    """Return the plan of a batch, unless its rows are already staged in files that no longer fit the table.
+    """Return the plan of a batch, or a reason for a MERGE if staged files of the batch no longer fit the
+    table.
 
-    ``plan``: the batch's plan, or the reason for a MERGE. In this case the reason is returned.
+    ``plan``: the batch's plan, or the reason for a MERGE. This reason is returned unchanged.
     ``sink``: the sink that wrote the staged files.
     """
     if batch.staged is None or isinstance(plan, str):
@@ -255,8 +261,9 @@ def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | No
 class FilesOrMerge:
     """Writes a table's batches as files if possible. Logs the reason for a MERGE when the reason changes.
 
-    ``fewest``: least number of records per offset range for which rows are written while they are reduced.
-    ``forget``: removes staged files.
+    ``fewest``: least number of records per offset range for which the tasks that reduce a batch also write
+        files.
+    ``forget``: removes staged files, which these tasks wrote.
     ``reason``: why the last batch was merged by Spark; None if it was written as files.
     """
 
@@ -275,7 +282,7 @@ class FilesOrMerge:
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
-        """Write a batch with ``write`` and return its result, or return the reason for a MERGE as a text.
+        """Write a batch with ``write`` and return its result, or return a string with the reason for a MERGE.
 
         ``plan``: the batch's plan, or the reason for a MERGE.
 
@@ -295,9 +302,7 @@ class FilesOrMerge:
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
-                f"The rows that were written cannot be committed as files: {done}. The batch is written "
-                "again by "
-                "Spark.",
+                f"The staged rows cannot be committed as files: {done}. The batch is written again by Spark.",
                 table=str(self._table),
             )
         return done
@@ -305,8 +310,8 @@ class FilesOrMerge:
     def stages(self, rows: RowFormat, *, soft: bool) -> bool:
         """Return True if the tasks that reduce the next batch should write its rows to files.
 
-        Returns False if the rows depend on stored rows, or if an offset range has so few records that its
-        file would be small.
+        Returns False if the rows depend on stored rows, if the last batch needed a MERGE, or if an offset
+        range has so few records that its file would be small.
         """
         depends = rows.sequenced or rows.keeps or rows.mode == "history" or soft
         return not depends and self.reason is None and rows.fewest >= self._fewest
@@ -328,10 +333,11 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Return the reason why a batch needs a MERGE in any table; None if the batch itself does not need one.
+    """Return the reason why a batch needs a MERGE whatever its table is like; None if there is no such
+    reason.
 
     Raises:
-        TargetError: the table is a history, and a history cannot apply such a batch.
+        TargetError: the table is a history table, and the batch cannot be applied to a history.
     """
     if batch.mode == "history":
         check_versions(batch)
@@ -342,7 +348,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         and batch.staged is None
         and not ((batch.sequenced or batch.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
-        "sequence_by: source, and the source omitted values": batch.sequenced and batch.keeps,
+        "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }
@@ -393,9 +399,9 @@ _MERGED: Final = (
 
 
 class LakePreflight(PreflightChecks):
-    """Checks of a lake's tables before the first run.
+    """Checks, before the first run, whether the configured tables can be stored in Delta or Iceberg.
 
-    ``check``: raises SchemaRefusedError for a shape that the format cannot store.
+    ``check``: raises SchemaRefusedError for a target schema that the format cannot store.
     ``properties``: table properties with the values under which batches can be written as files.
     """
 
@@ -409,7 +415,9 @@ class LakePreflight(PreflightChecks):
         return column.spark
 
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
-        """Check that the format can store the table, and return as limits which batches will need a MERGE."""
+        """Check that the format can store the table, and return which batches will need a MERGE, as limits to
+        show.
+        """
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
@@ -430,7 +438,8 @@ class LakePreflight(PreflightChecks):
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
     """Divide data files into groups with about equal numbers of rows, one group for each task.
 
-    ``most``: maximum number of groups. There are fewer if a group would have fewer than ``rows`` rows.
+    ``most``: maximum number of groups.
+    ``rows``: fewest rows of a group. There are fewer groups than ``most`` if necessary.
     """
     total = sum(file.rows for file in files)
     count = max(1, min(most, len(files), total // rows)) if files else 0

@@ -65,8 +65,8 @@ class CutLog:
 
     ``location``: the quoted name of the table of cuts, which is created with the first cut.
     ``namespace``: the quoted namespace, which is created before the table; empty for none.
-    ``exists``: returns True if the table exists.
-    ``maintain``: compacts the table's files.
+    ``exists``: returns True if the table of cuts exists.
+    ``maintain``: compacts the files of the table of cuts.
     ``translate``: converts Spark's errors to tidesink's.
     """
 
@@ -150,7 +150,8 @@ class CutLog:
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
 
     def tag_of(self, table: CutTable) -> str | None:
-        """Return the Iceberg tag that protects a cut's version of a table from expiry; None without a tag.
+        """Return the name of the Iceberg tag that protects a cut's version of a table from expiry; None if
+        there is no tag.
 
         Raises:
             TargetError: the table cannot be read.
@@ -170,7 +171,7 @@ class CutLog:
     def _create(self) -> None:
         if not self._exists():
             columns = ", ".join(f"`{name}` {ddl}" for name, ddl in COLUMNS.items())
-            comment = quote_text("all tables of a pipeline as of one instant, kept by tidesink")
+            comment = quote_text("all tables of a pipeline as of one instant, written by tidesink")
             if self._namespace:
                 self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
             self.session.sql(
@@ -187,7 +188,9 @@ class CutLog:
             yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{table.version}L", changes
 
     def _remove(self, before: float) -> None:
-        """Remove cuts published before a time. A failure is ignored, because removal is tried again later."""
+        """Remove cuts published before a time. A failure is ignored, because later cuts try the removal
+        again.
+        """
         try:
             old = f"unix_micros(published) < {round(before * 1_000_000)}L"
             self.session.sql(f"DELETE FROM {self.location} WHERE {self._mine} AND {old}")  # noqa: S608
@@ -206,7 +209,7 @@ def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
 
 
 def frame_of(log: CutLog, table: CutTable) -> DataFrame:
-    """Return a frame of the version of a table that belongs to a cut.
+    """Return a Spark frame of the version of a table that a cut lists.
 
     Raises:
         TargetError: the version, or some of its files, no longer exist.
@@ -233,7 +236,7 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
 
 
 class CutReader(TableReader):
-    """Reads the version of a lake's table that belongs to a cut. Later batches do not change it.
+    """Reads the version of a lake's table that a cut lists. Later batches do not change it.
 
     Raises:
         TargetError: the version no longer exists.
@@ -248,7 +251,7 @@ class CutReader(TableReader):
         return {field.name: field.dataType.simpleString() for field in self._frame.schema.fields}
 
     def committed(self) -> None:
-        """Return None, because nobody needs the progress of a version that belongs to a cut."""
+        """Return None, because no caller needs the progress of a version that a cut lists."""
 
     def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the current rows of the table's version in the cut, with ``columns`` in this order."""
@@ -256,10 +259,10 @@ class CutReader(TableReader):
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Choose the files of a version whose existence is checked. Files that may have been removed come first.
+    """Choose those files of a table version whose existence is to be checked, possibly removed files first.
 
     Programs that remove old versions only remove files that the newest version does not have. They remove all
-    such files that left the table before some time, so a sample is enough.
+    such files that left the table before some time, so it is enough to check a sample.
 
     ``files``: the version's files.
     ``now``: the files of the table's newest version.

@@ -1,12 +1,13 @@
-"""Writes a batch as files of a lake's table, without MERGE: the Spark tasks.
+"""Writes a batch as files of a lake's table (Delta or Iceberg), without MERGE: the Spark tasks.
 
 ``RowsTask`` writes the batch's rows as Parquet files, and returns their keys. ``LocateTask`` then finds the
 table's rows that have one of these keys, and writes their positions, which marks them as deleted. If the rows
 to write depend on stored rows (``lake.rows``, ``lake.versions``), the order differs: ``KeysTask`` returns the
-keys, ``LocateTask`` also returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows in
-the tasks that reduce them. Each task returns one row of ``FILE_DDL`` per written file, called a line. Only
-these lines, with keys and stored values, pass through the driver. Each table format plans and commits the
-files with its own code.
+keys, ``LocateTask`` also returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows
+earlier, in the tasks that reduce records to rows.
+
+Each task returns a report (``WrittenFile``) on each written file. Only these reports, which also contain keys
+and stored values, pass through the driver. Then the code of Delta or Iceberg commits the files.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ from tidesink.sinks.targets.lake.versions import (
 )
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
-# Columns of a line. ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: bit strings
-# with one bit for each key of the batch: its stored row is replaced, or is at least as new. ``stored``:
-# stored values as an Arrow IPC stream. ``partition``: the file's partition values. ``details``: further data
-# for the format's commit; in lines with keys, the columns that rows omit. ``counts``: the counts of a
-# history, as JSON (``versions.Counts``).
+# Columns of a report (``WrittenFile``). ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``,
+# ``stale``: bit strings with one bit for each key of the batch: its stored row is replaced, or is at least as
+# new. ``stored``: stored values as an Arrow IPC stream. ``partition``: the file's partition values.
+# ``details``: further data for the format's commit; in reports with keys, the columns that rows omit.
+# ``counts``: the counts of a history table, as JSON (``versions.Counts``).
 FILE_DDL: Final = (
     "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
     "stored binary, partition string, details string, counts string"
@@ -92,13 +93,15 @@ _READ_ROWS: Final = 65_536
 
 
 class FileRefusedError(NotAsFilesError):
-    """Python cannot read a file of the table, but Spark may be able to. The context has its ``url``."""
+    """Python cannot read a file of the table, but Spark may be able to. The error's context has the file's
+    ``url``.
+    """
 
 
 class WrittenFile(NamedTuple):
-    """A task's report about a written file, called a line, with the columns of ``FILE_DDL``.
+    """A task's report on a written file. Its fields are the columns of ``FILE_DDL``.
 
-    ``path`` is None in a line that only has keys, stored values or counts.
+    ``path`` is None in a report that only has keys, stored values or counts.
     """
 
     path: str | None = None
@@ -118,7 +121,7 @@ class DataFile(NamedTuple):
     """An existing data file of a table.
 
     ``rows``: number of its rows, including deleted ones.
-    ``deletes``: its position deletes or deletion vectors, as texts of the table format.
+    ``deletes``: its position deletes or deletion vectors, as texts in the form of Delta or Iceberg.
     """
 
     path: str
@@ -133,7 +136,7 @@ class NewFiles:
 
     ``location``: path with ``ATTEMPT`` in the file name. Partition folders are inserted before the name.
     ``compression``: Arrow's name of the compression.
-    ``describe``: returns the ``details`` column of the line for a file with these rows.
+    ``describe``: returns the ``details`` of the report on a file with these rows.
     ``metadata``: key-value pairs for the file's footer.
     """
 
@@ -146,8 +149,8 @@ class NewFiles:
     def path(self, part: str, folder: str = "") -> str:
         """Return the path of a new file of this task attempt.
 
-        ``part``: a name that is unique within the attempt.
-        ``folder``: the folder of its partition.
+        ``part``: a name that is unique within the task attempt.
+        ``folder``: the folder of the file's partition.
         """
         parent, _, name = self.location.rpartition("/")
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
@@ -159,7 +162,7 @@ class NewFiles:
         return replace(self, location=f"{parent}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
-        """Write a table's rows to a new Parquet file, and return the line about the file."""
+        """Write a table's rows to a new Parquet file, and return the report on the file."""
         path = self.path(part, partition.folder)
         # Short decimals are stored as integers, as Spark does. Each file has one row group: Arrow writes no
         # value range for a row group with a text of more than 4 KiB, and Iceberg would use the range of the
@@ -181,10 +184,10 @@ class NewFiles:
 
 
 class MarkedRows(NamedTuple):
-    """Rows of data files that are to be marked as deleted.
+    """Rows of data files that are to be marked as deleted. The rows of all files are numbered consecutively.
 
-    ``starts``: number of each file's first row, if the rows of all files are numbered consecutively.
-    ``rows``: the rows to mark, by these numbers.
+    ``starts``: number of each file's first row.
+    ``rows``: the numbers of the rows to mark.
     """
 
     files: Sequence[DataFile]
@@ -192,7 +195,7 @@ class MarkedRows(NamedTuple):
     rows: Places
 
     def by_file(self) -> Iterator[tuple[DataFile, Places]]:
-        """Yield each file with rows to mark, and the positions of these rows in the file."""
+        """Yield each file that has rows to mark, and the positions of these rows in the file."""
         ends = np.searchsorted(self.rows, self.starts)
         for index, file in enumerate(self.files):
             positions = self.rows[ends[index] : ends[index + 1]] - self.starts[index]
@@ -201,7 +204,7 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """Reads and writes the marks of deleted rows in data files, in the form that Delta or Iceberg defines."""
+    """Reads and writes which rows of data files are deleted, in the form of Delta or Iceberg."""
 
     @property
     def storage(self) -> Storage:
@@ -217,29 +220,32 @@ class Marks(Protocol):
         """
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
-        ``MarkedRows``.
+        """Return the row numbers of the rows in ``files`` that are already deleted.
+
+        The rows of all files are numbered consecutively, as in ``MarkedRows``.
+
+        ``starts``: number of each file's first row.
         """
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write position deletes or deletion vectors for the marked rows, and yield the lines about the
-        files.
+        """Write position deletes or deletion vectors for the marked rows, and yield the reports on the files.
 
-        ``marked``: at least one row.
+        ``marked``: the rows to mark; at least one row.
         ``part``: a name that is unique within the task attempt.
         """
 
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes a batch's rows to files. Like the tasks below, it is passed to ``mapInArrow``.
+    """The Spark task that writes a batch's rows to files. Like the tasks below, it is passed to
+    ``mapInArrow``.
 
     ``columns``: the columns of the files.
     ``rules``: determine which rows are written.
     ``split``: splits the rows by partition.
     ``packed``: True if the input is payloads (Arrow IPC streams), False if it is rows.
     ``stored``: the two tables that ``rules.written`` expects, as Arrow IPC streams. None if the rows do not
-        depend on stored rows; the task then returns the keys.
+        depend on stored rows. In this case, the task also returns the batch's keys.
     """
 
     columns: tuple[FileColumn, ...]
@@ -250,15 +256,15 @@ class RowsTask:
     stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write rows to files, and yield the lines (``WrittenFile``) about them, as record batches."""
+        """Write rows to files, and yield the reports (``WrittenFile``) as record batches."""
         with reported():
             for line in self.written(batches):
                 yield _line(line)
 
     def written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """Write the rows, and yield a line for each file.
+        """Write the rows, and yield a report on each file.
 
-        If there are only deletes, the line has their keys but no path.
+        If there are only deletes, the report has their keys but no path.
 
         Raises:
             TargetError: a row has no value in a NOT NULL column, or a partition value that the format cannot
@@ -276,7 +282,7 @@ class RowsTask:
             yield from files
 
     def write(self, rows: pa.Table, number: int) -> list[WrittenFile]:
-        """Write rows to one file per partition, and return the lines about the files.
+        """Write rows to one file per partition, and return the reports on the files.
 
         ``number``: a different number for each call in a task.
 
@@ -296,7 +302,8 @@ class RowsTask:
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
     def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
-        """Write stored versions of a history again with their new ends, and return the lines about the files.
+        """Write stored versions of a history table again with their new ends, and return the reports on the
+        files.
 
         ``number``: a different number for each call in a task.
         """
@@ -304,7 +311,7 @@ class RowsTask:
         return self.write(self.rules.changed(self.columns, versions), number)
 
     def is_like(self, other: RowsTask) -> bool:
-        """Return True if both tasks would write the same files apart from their names, without
+        """Return True if this task and ``other`` would write the same files, apart from their names and
         stored values.
         """
         mine, theirs = (
@@ -314,11 +321,11 @@ class RowsTask:
         return mine == theirs
 
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
-        """Return a copy of this task that has the found stored rows, and for a history also a line with the
-        row counts.
+        """Return a copy of this task that has the stored rows that were found, and a report with the row
+        counts of a history table (empty for another table).
 
-        ``lines``: the lines of the tasks that returned keys and stored values.
-        ``ended``: True if ``LocateTask`` has written the versions of a history that end.
+        ``lines``: the reports of the tasks that returned keys and stored values.
+        ``ended``: True if ``LocateTask`` has written the versions of a history table that end.
 
         Raises:
             AccountingError: the table has several rows of one key, or of one version.
@@ -338,15 +345,18 @@ class RowsTask:
 
 @dataclass(frozen=True)
 class FileSink:
-    """The ``RowSink`` of lakes: writes the rows of an offset range as files, in the task that reduces them.
+    """The ``RowSink`` of Delta and Iceberg: a task that reduces an offset range's records to rows writes
+    these to files.
 
-    The ``files`` of the returned ``StagedPart`` are lines (``WrittenFile``).
+    The ``files`` of the returned ``StagedPart`` are reports (``WrittenFile``).
     """
 
     rows: RowsTask
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Write rows to files, and return the lines about them. On a failure, return its reason instead."""
+        """Write rows to files, and return a ``StagedPart`` with the reports on them, or with the reason of a
+        failure.
+        """
         # A task may reduce several ranges one after the other, so each gets its own file names.
         task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
@@ -360,18 +370,21 @@ class FileSink:
 
 @dataclass(frozen=True)
 class KeysTask:
-    """Returns a batch's keys and the columns that its rows omit, if the rows depend on stored rows."""
+    """The Spark task that returns a batch's keys, and the columns that its rows omit.
+
+    It is used if the rows to write depend on stored rows.
+    """
 
     rows: RowsTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield lines (``WrittenFile``) with the batch's keys, as record batches."""
+        """Yield reports (``WrittenFile``) with the batch's keys, as record batches."""
         with reported():
             for line in self.keys(batches):
                 yield _line(line)
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """Yield lines with the keys, and in ``details`` the omitted columns as JSON.
+        """Yield reports with the batch's keys, and in ``details`` the names of the omitted columns as JSON.
 
         Raises:
             TargetError: a key column has no value.
@@ -384,7 +397,7 @@ class KeysTask:
 
 @dataclass(frozen=True)
 class LocateTask:
-    """Finds stored rows that have one of the batch's keys, and marks them as deleted.
+    """The Spark task that finds stored rows with one of the batch's keys, and marks them as deleted.
 
     The table's files are divided into groups. The input of a task is the numbers of the groups that it
     searches.
@@ -395,7 +408,8 @@ class LocateTask:
     ``rows_at_once``: number of stored rows whose keys a task holds in memory at the same time. A file with
         more rows is read by itself.
     ``stored``: columns whose stored values are returned for the rows that need them.
-    ``ends``: for a history, the task that writes the versions that end; their values are then not returned.
+    ``ends``: for a history table, the task that writes the versions that end. Their values are then not
+        returned.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -407,7 +421,7 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Search groups of files for the batch's keys, and yield the lines (``WrittenFile``) as record
+        """Search groups of files for the batch's keys, and yield the reports (``WrittenFile``) as record
         batches.
         """
         with reported():
@@ -417,9 +431,10 @@ class LocateTask:
                         yield _line(line)
 
     def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
-        """Search a group of files, and yield a line for each written file, or one without a path.
+        """Search a group of files, and yield a report on each written file, or one without a path if no file
+        is written.
 
-        The first line has the flags of the keys that were found, and the stored values.
+        The first report has the flags of the keys that were found, and the stored values.
 
         ``number``: the number of the group.
         ``wanted``: the batch's keys.
@@ -467,12 +482,12 @@ class LocateTask:
     def _changed(
         self, rows: MarkedRows, at: Places, events: Events, whole: pa.Table, stored: _Stored
     ) -> MarkedRows:
-        """Return the stored versions of a history that the batch changes, as rows to mark as deleted.
+        """Return the stored versions of a history table that the batch changes, as rows to mark as deleted.
 
-        Adds the versions that ``versions.changes`` needs to ``stored``.
+        Also adds the versions that the function ``versions.changes`` needs to ``stored``.
 
-        ``rows``: the versions of the batch's keys.
-        ``at``: the index of the key for each row of ``whole``, or -1.
+        ``rows``: the stored versions with one of the batch's keys.
+        ``at``: the index of the key for each row of ``whole``; -1 for a key that is not in the batch.
         ``whole``: key and span columns of all rows of the files.
         """
         names = {column.source: column.name for column in self.columns}
@@ -495,8 +510,10 @@ class LocateTask:
         return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
-        """Return a mask of the batch's rows (positions ``ours``) that are newer than their stored rows
-        (``rows``).
+        """Return a mask of the stored rows ``rows`` that is True where the batch's row of the same key is
+        newer.
+
+        ``ours``: the source positions of the batch's rows with these keys.
         """
         column = next(candidate for candidate in self.columns if candidate.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
@@ -504,9 +521,7 @@ class LocateTask:
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
     def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
-        """Yield, for each file with rows to mark as deleted, the numbers of these rows and their stored
-        values.
-        """
+        """Yield, for each file with rows in ``marked``, the numbers of these rows and their stored values."""
         first = 0
         for file, positions in marked.by_file():
             yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
@@ -516,7 +531,7 @@ class LocateTask:
         return self._read(columns, *rows)
 
     def _read(self, columns: Sequence[FileColumn], file: DataFile, rows: Places | None = None) -> pa.Table:
-        """Read columns of a file. A column that the file does not have is NULL, or its partition's value.
+        """Read columns of a file. A column that the file does not have gets its partition's value, or NULL.
 
         ``rows``: positions of the rows to read; None for all rows.
 
@@ -577,7 +592,7 @@ class _Stored:
     """Collects the stored rows and values that a batch needs from a group of data files.
 
     ``keys``: the batch's keys.
-    ``ended``: versions of a history that end, which the task itself writes.
+    ``ended``: versions of a history table that end. The task that finds them also writes them.
     """
 
     def __init__(self, keys: pa.Table) -> None:
@@ -602,15 +617,13 @@ class _Stored:
 
 @dataclass(frozen=True)
 class SmallBatchTask:
-    """Writes the rows of a small batch and finds the stored rows, in one Spark task with all payloads."""
+    """The Spark task that writes all rows of a small batch and also finds the stored rows."""
 
     rows: RowsTask
     locate: LocateTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batch's rows to files, and yield the lines (``WrittenFile``) about them, as record
-        batches.
-        """
+        """Write the batch's rows to files, and yield the reports (``WrittenFile``) as record batches."""
         with reported():
             for line in self._lines([*batches]):
                 yield _line(line._replace(stored=None))
@@ -627,14 +640,14 @@ class SmallBatchTask:
 
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
-    """Return all keys of a batch in one table, from the lines of its tasks. Keys to upsert come first."""
+    """Return all keys of a batch in one table, from the reports of its tasks. Keys to upsert come first."""
     streams = (*(line.upserts for line in rows), *(line.deletes for line in rows))
     tables = [_read_stream(data) for data in streams if data is not None]
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
 class FoundKeys(NamedTuple):
-    """Masks over a batch's keys, in the order of ``joined_keys``.
+    """Two masks over a batch's keys, in the order of ``joined_keys``.
 
     ``found``: True if a stored row of the key is replaced or deleted.
     ``stale``: True if the stored row of the key is at least as new as the batch's row.
@@ -645,8 +658,8 @@ class FoundKeys(NamedTuple):
 
 
 def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
-    """Combine the tasks' flags of a batch's keys: which keys have a stored row, and which stored rows are
-    newer.
+    """Combine the tasks' flags into one mask of the keys with a stored row that is replaced or deleted, and
+    one of the keys with a stored row that is at least as new.
 
     Raises:
         AccountingError: the table has several rows of one key.
@@ -676,7 +689,7 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
     """Return a copy of ``task`` that also returns the stored values of columns which the batch's rows omit.
 
-    ``lines``: the lines of the tasks that returned the batch's keys (``KeysTask``).
+    ``lines``: the reports of the tasks that returned the batch's keys (``KeysTask``).
     """
     omitted = {name for line in lines for name in json.loads(line.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
@@ -708,9 +721,9 @@ def _has_rows(file: DataFile) -> bool:
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Divide data files into lists of files with at most ``rows`` rows each, in order.
+    """Yield lists of files, in order, that together have at most ``rows`` rows per list.
 
-    A file with more rows is a list of its own.
+    A file with more rows is in a list of its own.
     """
     some = list[DataFile]()
     for file in files:

@@ -1,4 +1,4 @@
-"""The statements with which Spark merges a batch into a lake's table, by key or as a history.
+"""The SQL statements with which Spark merges a batch into a Delta or Iceberg table, by key or as a history.
 
 For a history, the batch's events and the stored versions become a frame of operations, by the rules of
 ``targets.modes``:
@@ -68,13 +68,14 @@ def difference_frame(
     types: Mapping[str, str] | None = None,
     reads: bool = False,
 ) -> DataFrame:
-    """Return the operations by which a batch changes a history, as a lazy frame (see the module's docstring).
+    """Return the operations by which a batch changes a history table, as a lazy frame (see the module's
+    docstring).
 
     ``batch``: the batch's frame.
     ``stored``: key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the stored rows that have
         no end, or that end at or after the batch's first event; of all stored rows if ``reads``. None if the
         table has no rows.
-    ``types``: the target's types of key columns that differ from the shape's.
+    ``types``: by name of a key column, its type in the target, if it differs from the type in ``shape``.
     ``reads``: True if the batch's rows were read by a snapshot.
     """
     names = [column.name for column in shape.key_columns]
@@ -132,9 +133,10 @@ def count(difference: DataFrame) -> Counts:
 def _events(
     batch: DataFrame, shape: TargetSchema, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
-    """Return a frame of the batch's events or reads, with one row per key and commit_ts.
+    """Return a frame of the batch's events, or of rows that a snapshot read, with one row per key and
+    commit_ts.
 
-    Its column ``sent`` is the kind: a write, a delete or a read.
+    Its column ``sent`` is the kind of the event: a write, a delete or a read.
     """
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
@@ -152,7 +154,7 @@ def _events(
 
 
 def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Sequence[str]) -> DataFrame:
-    """Join a batch's events with the events that the stored rows of its keys show.
+    """Join a batch's events with the earlier events of the same keys, which are taken from the stored rows.
 
     The frame has one row per key and commit_ts. It is partitioned by key, so that later windows need no
     shuffle.
@@ -177,9 +179,10 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """Return the Spark expression for the events that a stored row of a history shows.
+    """Return the Spark expression for the events that a stored row of a history table shows.
 
-    These are a write or read at its beginning, and at its end the event or delete that ended it.
+    A version shows the write or read at its beginning, and a delete at its end if it has ended. A delete
+    marker shows its delete.
     """
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))
@@ -233,7 +236,8 @@ def merge_statement(
     ``location``: the table's quoted name.
     ``view``: the view of the batch's rows.
     ``present``: the target's columns: Spark type by name.
-    ``beside``: target columns outside the batch that a delete in the source's order sets to NULL.
+    ``beside``: target columns that the batch does not have. In the source's order, a delete sets them to
+        NULL.
     """
     if batch.sequenced:
         return _sequenced_merge(location, view, batch, present, beside)
@@ -281,9 +285,9 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the SQL query that counts the batch's rows that are not newer than their stored rows.
+    """Return the query that counts the batch's rows that are not newer than their stored rows.
 
-    ``location``: the table's quoted name, with the version before the merge.
+    ``location``: the table's quoted name, with a clause that selects the version before the merge.
     """
     condition = " AND ".join(same_key(batch, present))
     return (
@@ -303,7 +307,9 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
 
 
 def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
-    """Return the SQL values of a tombstone's columns: NULL for each column that is not part of the key."""
+    """Return the SQL values of the columns of a tombstone (a row that records a delete): NULL outside the
+    key.
+    """
     names = [column.name for column in batch.shape.columns if not column.key]
     return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
@@ -342,7 +348,10 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def truncate_statement(location: str, batch: ReducedBatch) -> str:
-    """Return the statement of a TRUNCATE event: it deletes all rows of the table or shard, or marks them."""
+    """Return the statement for a TRUNCATE event. It deletes all rows of the table or shard.
+
+    With soft deletes, it marks the rows as deleted instead.
+    """
     if batch.delete_mode == "hard" and batch.shape.shard is None:
         return f"DELETE FROM {location}"  # without a condition, no row is read
     mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
@@ -360,7 +369,7 @@ def living_rows(batch: ReducedBatch) -> str:
 def rows_that_live(frame: DataFrame, columns: Sequence[TargetColumn], shard: Shard | None) -> DataFrame:
     """Return the current rows of a lake's table, or of a shard of it, with ``columns`` in this order.
 
-    Tombstones and soft-deleted rows are left out.
+    Tombstones (rows that record deletes) and soft-deleted rows are not included.
     """
     if SOFT_DELETE_COLUMN in frame.columns:
         frame = frame.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS NOT TRUE")
@@ -375,10 +384,10 @@ def rows_of(shard: Shard) -> str:
 
 
 def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
-    """Return the result of a batch's commit in Delta, from the metrics in the commit.
+    """Return a batch's row counts from the metrics of its commit in Delta.
 
-    Delta counts soft deletes as updates: updated rows that are not upserts are rows that were marked as
-    deleted.
+    Delta counts soft deletes as updates. So the number of rows marked as deleted is the number of inserted
+    and updated rows minus the number of upserts.
 
     Raises:
         AccountingError: the metrics are impossible for a batch of this size.
@@ -404,7 +413,8 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     if not 0 <= deleted <= batch.deletes or updated < 0:
         raise AccountingError(
             f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes.",
+            f"{batch.upserts} upserts and {batch.deletes} deletes. Compare the table with `tidesink diff`, "
+            "and report this with the log.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
@@ -413,7 +423,7 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
     """Return the SQL value of each column of an upserted row.
 
-    ``stored``: True if the row updates a stored row, whose values may be kept.
+    ``stored``: True if the row updates a stored row. Its values replace values that the batch omits.
 
     Raises:
         SchemaRefusedError: the target lacks a column of the batch.
@@ -442,10 +452,11 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
 
 
 def _kept_or(value: str, column: TargetColumn, absent: str, *, stored: bool, soft: bool) -> str:
-    """Return SQL that replaces an omitted value of a column by the stored value.
+    """Return SQL for a column's value: the stored value if the batch's row omits the column, else the batch's
+    value.
 
     ``value``: the SQL of the value in the batch.
-    ``absent``: the SQL to use if there is no stored row.
+    ``absent``: the SQL to use if the value is omitted and there is no current stored row.
     ``stored``: True if the row updates a stored row.
     ``soft``: True if the target has the column that marks deleted rows.
     """
@@ -494,7 +505,9 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
 
 
 def range_literal(value: Any, ddl: str) -> str | None:
-    """Return a literal of exactly the SQL type ``ddl``, as Delta needs to skip files; None if impossible."""
+    """Return a SQL literal of exactly the type ``ddl``, which Delta needs to skip files; None if there is
+    none.
+    """
     if ddl in _RANGE_LITERALS and value is not None:
         return _RANGE_LITERALS[ddl].format(literal_text(value))
     if ddl == "string" and isinstance(value, str):
@@ -521,7 +534,8 @@ _FROM, _TO, _IS_READ = map(quote_identifier, (FROM_COLUMN, TO_COLUMN, READ_COLUM
 def compared(
     session: SparkSession, location: str, batch: ReducedBatch, present: Mapping[str, str], *, empty: bool
 ) -> Iterator[tuple[DataFrame, Counts]]:
-    """Compute the operations by which a batch changes a history, and yield their frame and their counts.
+    """Compute the operations by which a batch changes a history table, and yield their frame and their
+    counts.
 
     The frame is cached until the block ends.
 
@@ -530,13 +544,14 @@ def compared(
 
     Raises:
         SchemaRefusedError: the target lacks a column of the batch.
-        TargetError: the batch has rows instead of a frame, or omits values.
+        TargetError: the batch has Python rows instead of a Spark frame, or omits values.
     """
 
     check_versions(batch)
     if batch.frame is None:
         raise TargetError(
-            "A lake needs a batch with a Spark frame, but this batch has Python rows.",
+            "A history table needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+            "ReducedBatch whose `frame` is set.",
             table=str(batch.shape.table),
         )
     columns = _known(batch, present)
@@ -551,7 +566,7 @@ def compared(
 
 
 def relevant_statement(location: str, batch: ReducedBatch, columns: Mapping[str, str]) -> str:
-    """Return the SQL query for those stored versions of a history that a batch's events may change."""
+    """Return the query for those stored versions of a history table that a batch's events may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
@@ -560,8 +575,8 @@ def relevant_statement(location: str, batch: ReducedBatch, columns: Mapping[str,
 
 
 def insert_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the INSERT statement for the versions and delete markers of a first batch, into an empty
-    history.
+    """Return the statement that inserts the versions and delete markers of a first batch into an empty
+    history table.
     """
     values = _version_values(batch, _known(batch, present))
     written = ", ".join(map(quote_text, _WRITTEN))
@@ -572,8 +587,9 @@ def insert_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the MERGE statement that carries out operations on a history; ``view``: the view of the
-    operations.
+    """Return the MERGE statement that carries out operations on a history table.
+
+    ``view``: the view of the operations.
     """
     columns = _known(batch, present)
     values = _version_values(batch, columns)
@@ -596,7 +612,7 @@ def history_merge_statement(location: str, view: str, batch: ReducedBatch, prese
 def history_result(
     counts: Counts, rows: tuple[int, int, int], batch: ReducedBatch, *, version: str
 ) -> ApplyResult:
-    """Return the result of a commit to a history.
+    """Return the row counts of a batch that was committed to a history table.
 
     ``rows``: numbers of inserted, updated and deleted rows, from the commit's metrics.
 
@@ -606,8 +622,8 @@ def history_result(
     if counts.rows != rows:
         raise AccountingError(
             f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted. Expected "
-            "were "
-            f"{counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes.",
+            f"were {counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes. Compare the table "
+            "with `tidesink diff`, and report this with the log.",
             table=str(batch.shape.table),
         )
     return counts.result(version)
@@ -631,7 +647,7 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     """Return the target's columns: Spark type by lower-case name.
 
     Raises:
-        SchemaRefusedError: the target lacks a column of the history.
+        SchemaRefusedError: the target lacks a column that a history table must have.
     """
     columns = {fold_name(name): ddl for name, ddl in present.items()}
     wanted = history_shape(batch.shape, _names(batch)).columns
@@ -645,7 +661,7 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version_values(batch: ReducedBatch, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL values of a history row to write, one for each column of the table."""
+    """Return the SQL value of each column of a row to write to a history table."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)

@@ -2,7 +2,8 @@
 
 Some batches depend on the stored rows with the same keys:
 
-- in the source's order, on their positions, because a row that is not newer than the stored row is skipped;
+- in the source's order (`sequence_by: source`), on their positions in the source's log, because a row that is
+  not newer than the stored row is skipped;
 - if the source omitted values, on the stored values;
 - under ``deletes: soft``, on the whole rows, which are written again with the deletion mark.
 
@@ -51,7 +52,10 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
-    """Create an Arrow field for a column; ``number``: its field id in Parquet files, or None."""
+    """Create an Arrow field for a column.
+
+    ``number``: its field id in Parquet files; None for no id.
+    """
     return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
 
 
@@ -105,7 +109,9 @@ class FileColumn(NamedTuple):
 
 
 class NotAsFilesError(TargetError):
-    """A batch cannot be written as files, but Spark's MERGE may work. The message is the reason."""
+    """A batch cannot be written as files, but Spark's MERGE may be able to write it. The message is the
+    reason.
+    """
 
 
 class StoredRows(NamedTuple):
@@ -123,9 +129,10 @@ class StoredRows(NamedTuple):
 class RowRules:
     """The settings of a batch (``ReducedBatch``) that determine which rows it writes.
 
-    ``soft``: the batch has soft deletes.
-    ``on_delete``: lower-case names of the columns that a soft delete updates in addition to the mark.
-    ``appends``: all rows have new keys, so no stored row is searched for.
+    ``soft``: True if the batch has soft deletes.
+    ``on_delete``: lower-case names of the columns that a soft delete updates in addition to the deletion
+        mark.
+    ``appends``: True if all rows have new keys, so that no stored row is searched for.
     """
 
     sequenced: bool = False
@@ -148,8 +155,9 @@ class RowRules:
         )
 
     def compares(self, files: Collection[object]) -> bool:
-        """Return True if the rows to write depend on stored rows; ``files``: the table's existing data
-        files.
+        """Return True if the rows to write depend on stored rows.
+
+        ``files``: the table's existing data files. If there are none, there are no stored rows.
         """
         return bool(files) and (self.sequenced or self.soft or self.keeps)
 
@@ -160,7 +168,10 @@ class RowRules:
         return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *extra]
 
     def stored_columns(self, columns: Sequence[FileColumn], kept: Collection[str]) -> tuple[FileColumn, ...]:
-        """Return the columns whose stored values the batch needs; ``kept``: columns that some rows omit."""
+        """Return the columns whose stored values the batch needs.
+
+        ``kept``: names of the columns whose value at least one of the batch's rows omits.
+        """
         return tuple(
             column
             for column in columns
@@ -173,14 +184,15 @@ class RowRules:
         )
 
     def omitted(self, rows: pa.Table) -> list[str]:
-        """Return the columns whose value at least one of the rows omits."""
+        """Return the names of the columns whose value at least one of the rows omits."""
         names: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return names
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
         """Return the keys to upsert and the keys to delete, for the tasks that search for stored rows.
 
-        Depending on the rules, the tables also have the position, and whether the row needs stored values.
+        If the rules need them, the tables also have the row's position in the source's log, and a flag that
+        is True if the row needs stored values.
 
         Raises:
             TargetError: a key column has no value.
@@ -245,9 +257,9 @@ class RowRules:
 
 
 class _Found(NamedTuple):
-    """Rows to write, each with its stored row.
+    """Rows to write, each with the index of its stored row.
 
-    ``at``: index of the stored row in ``stored``, or -1.
+    ``at``: index of the stored row in ``stored``; -1 if there is no stored row.
     ``deletes``: True for rows that are deletes.
     ``kept``: True if stored values can be kept: the stored row exists and was not deleted before this row.
     """
@@ -301,10 +313,11 @@ class _Found(NamedTuple):
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
-    """Return a mask of the batch's row positions that are newer than the stored row's, or have no stored
+    """Return a mask that is True where the batch's row is newer than the stored row, or the stored row has no
     position.
 
-    ``ours``, ``stored``: arrays of the type ``base.SEQUENCE_DDL``, with the same length.
+    ``ours``, ``stored``: source positions of the batch's rows and of their stored rows, as arrays of the type
+        ``base.SEQUENCE_DDL`` with the same length.
     """
     longest = max(_longest(ours), _longest(stored))
     order = np.zeros(len(ours), np.int8)
@@ -319,9 +332,9 @@ def _longest(positions: pa.StructArray) -> int:
 
 
 def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the columns of numbers by which positions are compared, the most significant column first.
+    """Yield the columns of numbers by which source positions are compared, the most significant column first.
 
-    A list of source numbers is greater than any list that it starts with.
+    A list of source numbers is greater than any shorter list that is its beginning.
 
     ``longest``: number of source numbers of the longest list.
     """
@@ -358,7 +371,8 @@ def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
 def check_values(column: FileColumn, values: pa.Array) -> None:
     if column.required and values.null_count:
         raise TargetError(
-            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was committed."
+            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was committed. "
+            "Correct the row at the source."
         )
 
 
@@ -374,7 +388,8 @@ def _mask(flags: pa.Array) -> Mask:
 
 
 def matched(rows: pa.Table, keys: pa.Table) -> Places:
-    """Return the index of each row's key in ``keys``, or -1. Both tables have only the key columns.
+    """Return the index of each row's key in ``keys``; -1 if it is not there. Both tables have only the key
+    columns.
 
     Raises:
         AccountingError: ``keys`` has a key twice.
@@ -431,10 +446,11 @@ def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
 
 
 def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
-    """Return True if hashes can skip most values, because they are many integers and ``distinct`` has few.
+    """Return True if hashes can rule out most values: they are many integers, and ``distinct`` has few
+    values.
 
-    This is the case when the keys of a small batch are searched for in a large table. A lookup takes several
-    times as long as a hash.
+    This is the case when the keys of a small batch are searched for in a large table. Looking up a value
+    takes several times as long as computing its hash.
     """
     fits = pa.types.is_signed_integer(values.type) or pa.types.is_timestamp(values.type)
     few = 0 < 64 * len(distinct) <= min(len(values), _MOST_HASHES)
@@ -466,7 +482,7 @@ class Partition(NamedTuple):
     """A partition of a table.
 
     ``folder``: the folder of its files, relative to the table's data folder.
-    ``values``: its partition values, as the table format's commit needs them.
+    ``values``: its partition values, as text in the form that a commit to Delta or Iceberg needs.
     """
 
     folder: str = ""
@@ -509,7 +525,9 @@ def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int
 
 
 def folder_of(names: Iterable[str]) -> str:
-    """Join folder names to a path. Each is cut to ``LONGEST_FOLDER`` bytes; readers ignore the names."""
+    """Join folder names to a path. Each name is cut to ``LONGEST_FOLDER`` bytes, because readers ignore the
+    names.
+    """
     return "/".join(name.encode()[:LONGEST_FOLDER].decode(errors="ignore") for name in names)
 
 

@@ -2,8 +2,8 @@
 
 In the JVM, Delta and Iceberg open a table's files with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
 ``hadoop_storage`` and ``iceberg_storage`` copy the settings of these: endpoint, region, and the current
-credentials. If a setting has no exact equivalent in pyarrow, they return the reason as a text. Spark's MERGE
-then writes the table instead of Python tasks.
+credentials. If a setting has no exact equivalent in pyarrow, they return a string with the reason, and
+Spark's MERGE writes the table instead of Python tasks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ _TRY_AGAIN_SECONDS: Final = 300.0
 
 
 class StorageError(TransientTargetError):
-    """Python could not read or write a file, but Spark may be able to. Nothing of the batch was committed."""
+    """Python could not read or write a file, but Spark may be able to do so. Nothing of the batch was
+    committed.
+    """
 
 
 def local_path(location: str) -> Path:
@@ -204,7 +206,7 @@ class Storage:
     def reason_unreachable(self, location: str) -> str | None:
         """Return the reason why Python cannot reach the bucket at the moment; None if it can.
 
-        The result is cached. A failure is tested again after some minutes.
+        The result is cached. After a failure, the bucket is tested again when some minutes have passed.
 
         ``location``: a folder in the bucket, used for the test.
         """
@@ -247,12 +249,12 @@ def _code(exc: Exception) -> str:
 
 @contextmanager
 def _reported(location: str) -> Iterator[None]:
-    """Convert pyarrow's errors inside the block to the errors of ``Storage.reading``."""
+    """Convert pyarrow's errors inside the block to the errors that ``Storage.reading`` documents."""
     try:
         yield
     except FileNotFoundError:
         raise TransientTargetError(
-            f"{location} does not exist. Another program may have removed it."
+            f"{location} does not exist. Another program may have removed it. The batch is tried again."
         ) from None
     except OSError as exc:
         match = _AWS_CODE.search(str(exc))
@@ -270,7 +272,8 @@ def _reported(location: str) -> Iterator[None]:
 
 
 def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
-    """Return the storage for a location that Hadoop opens, or the reason why Python cannot open it.
+    """Return the storage for a location that Hadoop opens, or a string with the reason why Python cannot open
+    it.
 
     ``configuration``: Hadoop's Java ``Configuration``.
     """
@@ -280,17 +283,17 @@ def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str
     if scheme == "file":
         return LOCAL
     if named is None or scheme not in S3_SCHEMES:
-        return f"only Spark reads and writes files on {scheme}: {location}"
+        return f"only Spark, not Python, can open {scheme} URLs: {location}"
     try:
         return _s3a_storage(location, hadoop.Path(location).getFileSystem(configuration))
     except SPARK_ERRORS as exc:
-        return f"the settings of {location} cannot be looked up ({summary(exc)})"
+        return f"Hadoop's settings of {location} cannot be looked up ({summary(exc)})"
 
 
 def _s3a_storage(location: str, filesystem: Any) -> Storage | str:
     kind = str(filesystem.getClass().getName())
     if kind != _S3A:
-        return f"only Spark reads and writes files by {kind}: {location}"
+        return f"only Spark, not Python, can open files with {kind}: {location}"
     # Hadoop has merged the settings under fs.s3a.bucket.NAME into these.
     settings = filesystem.getConf()
     for name, allowed in _HADOOP_SETTINGS.items():
@@ -336,7 +339,8 @@ def _region_of(filesystem: Any, internals: Any) -> str | None:
 
 
 def iceberg_storage(location: str, properties: Mapping[str, str]) -> Storage | str:
-    """Return the storage for a location that Iceberg's ``S3FileIO`` opens, or the reason why Python cannot.
+    """Return the storage for a location of Iceberg's ``S3FileIO``, or a string with the reason why Python
+    cannot open it.
 
     ``properties``: the catalog's properties.
     """

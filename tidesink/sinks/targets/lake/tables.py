@@ -1,4 +1,4 @@
-"""Shared parts of Delta and Iceberg: table locations, SQL statements, and each table's Spark session."""
+"""Code that Delta and Iceberg share: table locations, SQL statements, and each table's Spark session."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
 
 @contextmanager
 def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
-    """Convert an error inside the block if its cause is a folder name that is too long.
+    """Convert an error inside the block to SchemaRefusedError, if its cause is a folder name that is too
+    long.
 
     Other errors are not changed. Names are not checked in advance, because object stores allow any length.
 
@@ -77,7 +78,7 @@ def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
             raise
         raise SchemaRefusedError(
             f"The table cannot be created: the name of its folder {name!r} has {sizes[name]} bytes, but "
-            f"at most {LONGEST_FOLDER} are possible in a file system. Rename the table at the source, or set "
+            f"file systems allow at most {LONGEST_FOLDER}. Rename the table at the source, or set "
             "target.table to a shorter template.",
             table=str(table),
         ) from error
@@ -277,7 +278,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Use one shuffle partition in the Spark session inside the block, if the batch has few rows."""
+    """Make the Spark session use one shuffle partition inside the block, if the batch has few rows."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")
@@ -289,7 +290,7 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
 
 @contextmanager
 def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
-    """Let a MERGE of ``session`` read a checkpointed batch without copying it, inside the block.
+    """Let a MERGE of ``session`` inside the block read a checkpointed batch without copying it.
 
     MERGE reads its source twice. Delta copies the source first, because both reads must return the same rows.
     A checkpoint guarantees this without a copy, because Spark never computes its stored blocks again. If

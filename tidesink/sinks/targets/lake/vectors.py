@@ -23,7 +23,10 @@ FRAME_BYTES: Final = 8
 
 
 def framed_vector(positions: Places) -> bytes:
-    """Return the bytes of a deletion vector, with length and checksum, for sorted distinct positions."""
+    """Return the bytes of a deletion vector, with length and checksum.
+
+    ``positions``: the deleted row positions, sorted and distinct.
+    """
     data = roaring_array(positions)
     return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
@@ -47,7 +50,7 @@ def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str)
 
 
 def array_positions(data: bytes, rows: int, *, of: str) -> Places:
-    """Return the positions in a vector's array, in order.
+    """Return the deleted row positions in a vector's array, in ascending order.
 
     ``rows``: the number of positions, from the table's metadata.
     ``of``: path of the data file that the vector belongs to, for the error.

@@ -1,10 +1,12 @@
-"""Computes which rows a batch writes to the files of a history, from its events and the stored versions.
+"""Computes which rows a batch writes to the files of a history table, from its events and the stored
+versions.
 
-The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version ends at
-the first event of its key after its beginning. A version that begins with a snapshot's read is removed by any
-earlier event. Nothing else changes a stored version, so the tasks that find a version can decide this
-themselves (``Events``). Which rows the events, the reads and the stored delete markers become depends on all
-stored versions before and after them, so the driver computes this (``changes``).
+A history table has a row for each version of a source row, and a delete marker for each delete that ended no
+version. The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version
+ends at the first event of its key after its beginning. A version that begins with a snapshot's read is
+removed by any earlier event. Nothing else changes a stored version, so the tasks that find a version can
+decide this themselves (``Events``). Which rows the events, the reads and the stored delete markers become
+depends on all stored versions before and after them, so the driver computes this (``changes``).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ CHANGED_BY: Final = "_tidesink_changed_by"
 
 
 class Counts(NamedTuple):
-    """Numbers of rows that a batch changes in a history, and of its events by outcome.
+    """Numbers of rows that a batch changes in a history table, and of its events by outcome.
 
     ``begun``: versions that begin.
     ``marked``: delete markers to insert.
@@ -57,7 +59,7 @@ class Counts(NamedTuple):
     ``forgotten``: stored rows to remove.
     ``ends``: deletes in the batch that end a version.
     ``absent``: deletes in the batch that end no version.
-    ``stale``: events that an earlier batch applied, and reads that do not count.
+    ``stale``: events that an earlier batch has already applied, and snapshot reads that do not count.
     ``kept``: stored delete markers that are written to new files unchanged.
     """
 
@@ -91,9 +93,10 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class VersionRules:
-    """The rules by which a batch's events become versions in a history. Has the interface of ``RowRules``.
+    """The rules by which a batch's events become versions in a history table. Has the interface of
+    ``RowRules``.
 
-    ``names``: names of the validity columns.
+    ``names``: names of the columns that show when a version was valid.
     ``reads``: True if the batch's rows were read by a snapshot.
     """
 
@@ -104,8 +107,8 @@ class VersionRules:
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
 
     def compares(self, _files: Collection[object]) -> bool:
-        """Return True: a version's end depends on all events of its key, and other tasks may have some of
-        them.
+        """Return True: the end of a version depends on all events of its key, and other tasks may have some
+        of these events.
         """
         return True
 
@@ -119,7 +122,8 @@ class VersionRules:
         return []
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """Return the batch's events (keys, commit_ts and kind) for ``changes``, and an empty table.
+        """Return the batch's events (keys, commit_ts and kind) for ``changes``, and an empty table for keys
+        to delete.
 
         Raises:
             TargetError: a key column has no value.
@@ -159,7 +163,10 @@ class VersionRules:
         return pa.concat_tables([versions, self.changed(columns, mine)])
 
     def changed(self, columns: Sequence[FileColumn], stored: pa.Table) -> pa.Table:
-        """Return stored versions as rows to write to files; ``stored``: their values with the new ends."""
+        """Return the rows to write to files for stored versions that change.
+
+        ``stored``: the values of the stored versions, with their new ends.
+        """
         names = stored.column_names
 
         def kept(column: FileColumn) -> pa.Array:
@@ -212,10 +219,10 @@ NO_MOMENT: Final = -1
 
 
 class Spans(NamedTuple):
-    """The time spans of stored rows of a history.
+    """The time spans of stored rows of a history table.
 
-    ``begin``, ``end``: commit_ts of both ends; -1 for a version that has no end. A delete marker ends when it
-        begins.
+    ``begin``, ``end``: commit_ts at which the version begins and ends; -1 for a version that has no end. A
+        delete marker ends when it begins.
     ``read``: True if the version begins with a snapshot's read.
     """
 
@@ -249,9 +256,10 @@ class Spans(NamedTuple):
 
 
 class Near(NamedTuple):
-    """Changes that a batch's events make to stored rows of a history. Each array has one value per row.
+    """Changes that a batch's events make to stored rows of a history table. Each array has one value per
+    stored row.
 
-    ``near``: True if ``changes`` needs the row.
+    ``near``: True if the function ``changes`` needs the row.
     ``by``: commit_ts of the event or read that changes the row; -1 if none does.
     ``goes``: True if the row is removed.
     """
@@ -262,7 +270,8 @@ class Near(NamedTuple):
 
 
 class Events:
-    """A batch's events or reads, prepared to be compared with the stored versions of a history.
+    """A batch's events or snapshot reads, prepared to be compared with the stored versions of a history
+    table.
 
     ``events``: a table of keys, commit_ts and kinds.
     ``names``: the key columns.
@@ -284,10 +293,10 @@ class Events:
         self._places = self._place(number[order], commit_ts[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """Return how the batch's events change stored rows of a history.
+        """Return how the batch's events change stored rows of a history table.
 
-        For a delete marker, this is only a candidate: ``changes`` decides, because it also knows the row
-        before it.
+        The change of a delete marker is only possible, not certain. The function ``changes`` decides it,
+        because it also knows the stored row before the marker.
 
         ``keys``: index in ``self.keys`` for each stored row.
         ``spans``: the spans of the stored rows.
@@ -314,10 +323,10 @@ class Events:
         return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, commit_ts: Places, side: Literal["left", "right"]) -> Places:
-        """Convert pairs of key and commit_ts to numbers that sort in the same order.
+        """Convert pairs of key and commit_ts to numbers that sort in the same order as the pairs.
 
         ``side``: ``right`` for numbers that sort after all events at their commit_ts; ``left`` for numbers
-        that do not.
+            that do not.
         """
         numbers: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, commit_ts, side)
         return numbers
@@ -329,11 +338,11 @@ class Events:
 
 
 class Changes(NamedTuple):
-    """The rows that a batch writes to a history, as the function ``changes`` returns them.
+    """The rows that a batch writes to a history table, as the function ``changes`` returns them.
 
     ``written``: the events that become a row: key, commit_ts and the row's end.
     ``again``: stored versions and delete markers in their new form, and delete markers for deletes that no
-        longer end a version. Each is written by the task that has the event of ``CHANGED_BY``.
+        longer end a version. Each is written by the task that has the event at ``CHANGED_BY``.
     """
 
     written: pa.Table
@@ -342,7 +351,7 @@ class Changes(NamedTuple):
 
 
 def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *, ended: bool) -> Changes:
-    """Compute which rows a batch's events become, and how stored versions change.
+    """Compute which rows of a history table a batch's events become, and how stored versions change.
 
     ``events``: a table of keys, commit_ts and kinds.
     ``parts``: the stored versions that the tasks returned.
@@ -370,7 +379,7 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     of_event, of_begin, of_end = np.split(moments.numbers, (count, count + rows))
     if len(np.unique(of_begin)) != rows:
         raise AccountingError(
-            f"The table has {rows} rows for {len(np.unique(of_begin))} versions next to the batch's events: "
+            f"The history table has {rows} rows for {len(np.unique(of_begin))} versions of the batch's keys: "
             "another program wrote rows of versions that existed already. Nothing was committed. Remove the "
             "duplicate rows."
         )
@@ -431,11 +440,10 @@ class _Moments:
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
-        """Return two arrays that describe, for each moment, its neighbours among the selected moments of its
-        key.
+        """Return, for each moment, its neighbours among the moments of its key that ``counted`` selects.
 
-        They are the commit_ts of the next selected moment, and the index of the previous one; -1 if there is
-        none.
+        The first array has the commit_ts of the next selected moment. The second has the index of the
+        previous selected moment. Both have -1 if there is none.
         """
         counts = len(self.at)
         numbers = np.arange(counts)
@@ -449,7 +457,7 @@ class _Moments:
         )
 
     def greatest(self, moments: Places, values: npt.NDArray[Any]) -> Places:
-        """Return for each moment the greatest of the values of its rows, or -1 if it has no rows.
+        """Return for each moment the greatest of the values of its rows; -1 if it has no rows.
 
         ``moments``: index of the moment of each value.
         """
@@ -459,8 +467,10 @@ class _Moments:
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Return the rows that ``wanted`` selects, with time spans, and the commit_ts ``by`` of what changes
-    them.
+    """Return the rows that ``wanted`` selects, with columns for their time spans and for the event that
+    changes them.
+
+    ``by``: commit_ts of the event that changes each row; -1 if none does.
     """
     columns = {
         FROM_COLUMN: _optional(spans.begin),
