@@ -29,10 +29,10 @@ from tidesink.typemap.values import TargetValue
 
 @dataclass(frozen=True)
 class Evolution:
-    """A plan of column changes.
+    """The column changes that a target table needs.
 
     ``added``: columns to add, in this order.
-    ``widened``: new Spark type by column name, as the target spells the name.
+    ``widened``: the new Spark type of each column to widen, by the column's name at the target.
     """
 
     added: tuple[TargetColumn, ...] = ()
@@ -70,7 +70,10 @@ def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution
 
 
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
-    """Convert a plan of column changes to a ``SchemaGap``."""
+    """Return the difference between a table's columns and the wanted ones, from a plan of column changes.
+
+    ``present``: the table's columns: Spark DDL type by name.
+    """
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 

@@ -75,7 +75,7 @@ _VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
 _TRIES: Final = 8
 _CUT_DIGITS: Final = 16
-_APART: Final = "send it to a place of its own (target.topic, target.url or routes in the config)"
+_APART: Final = "send this table to its own topic or URL (target.topic, target.url or routes in the config)"
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,9 @@ class StoreLedger:
             if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
                 return new
         raise TransientTargetError(
-            "Other workers kept writing to the table's ledger.", table=str(self._owner.table)
+            "Other workers kept changing the table's ledger in the state store. The worker tries again. Run "
+            "only one worker per table.",
+            table=str(self._owner.table),
         )
 
     def _checked(self, document: Any | None) -> LedgerEntry:
@@ -437,7 +439,8 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """
     if batch.frame is None:
         raise TargetError(
-            "This target needs a batch with a Spark frame, but this batch has Python rows.",
+            "This target needs a batch with a Spark frame, but this batch has Python rows. Report this with "
+            "the log.",
             table=str(batch.shape.table),
         )
     if batch.sequenced:
@@ -452,8 +455,8 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
 def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
     """Check, before anything is sent, that messages can express the values that rows omit.
 
-    ``tells``: True if the protocol can express an omitted value. Even then, it cannot for a row that was
-        deleted earlier in the batch, because readers no longer have the value.
+    ``tells``: True if the protocol can express an omitted value. Then only rows that were deleted earlier in
+        the batch must have all values, because readers no longer have them.
 
     Raises:
         ValueNotStoredError: a row omits a value that cannot be expressed. The error names the columns, and
@@ -500,7 +503,9 @@ class MessageRow(NamedTuple):
         empty = [name for name, value in self.key.items() if value is None]
         if empty or not self.key:
             raise EncodeError(
-                "A key column is NULL, so the message would not identify a row.", column=", ".join(empty)
+                "A key column is NULL, so the message would not identify a row. Set `keys` in the config to "
+                "columns that are never NULL.",
+                column=", ".join(empty),
             )
 
 
@@ -521,7 +526,7 @@ class MessageRows:
         self._readers = {column.name: _to_source(column, zone) for column in shape.columns}
 
     def read(self, batch: pa.RecordBatch) -> Iterator[MessageRow]:
-        """Yield the rows of an Arrow batch that has the columns which ``message_columns`` returns."""
+        """Yield the rows of an Arrow batch with the columns that ``message_columns`` returns."""
         names = batch.schema.names
         count = batch.num_rows
         omissions = _listed(batch, "_kept", names) or [None] * count
@@ -564,7 +569,7 @@ def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _to_source(column: TargetColumn, zone: ZoneInfo) -> ToSource | None:
-    """Return a function that converts a column's Spark value to the source's; None if they are equal."""
+    """Return a function that converts a column's Spark values to the source's; None if they are the same."""
     reader = row_of(column.type).reader
     if reader in ("integer", "unsigned64", "bit") and column.spark.startswith("decimal"):
         return int
@@ -584,7 +589,10 @@ def _to_source(column: TargetColumn, zone: ZoneInfo) -> ToSource | None:
 
 
 def _number_or_label(text: str) -> Value:
-    """Convert a value of an ENUM or SET column with unknown members. canal-json sends numbers for them."""
+    """Convert the text of a value of an ENUM or SET column whose members are unknown.
+
+    A text of digits becomes a number, because canal-json sends members as numbers.
+    """
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -593,17 +601,20 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """Return a TIMESTAMP as text. If it is the second of two equal local times, it is marked for row
-    checksums.
+    """Return a local time of a TIMESTAMP as text.
+
+    A local time occurs twice when clocks are set back. The second time is returned as a ``FoldedTime``, which
+    row checksums need.
     """
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
 
 def _clock(value: datetime, column_type: ColumnType) -> str:
-    """Return a time's text with the fraction digits of its type, or with all six if the value needs more.
+    """Return a time as text with the number of fraction digits that its type has.
 
-    If the type has no number of fraction digits, the text has six of them, or none if they are all zero.
+    The text has six fraction digits if the value does not fit into that number. If the number is unknown, the
+    text has six fraction digits, or none if they are all zero.
     """
     text = value.isoformat(sep=" ", timespec="microseconds")
     whole, _, fraction = text.partition(".")
@@ -636,7 +647,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the frame's rows.
-        TargetError: ``task`` raised an error. The first one is raised again with its own class.
+        TargetError: ``task`` raised an error. The first such error is raised again with its own class.
         TransientTargetError: Spark could not finish the tasks.
     """
 
@@ -650,7 +661,8 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         raise TargetError("A task that sends rows failed. Report this with the log.", table=table) from exc
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"The tasks that send rows failed ({type(exc).__name__}). Some rows may have been sent.",
+            f"The tasks that send rows failed ({type(exc).__name__}). Some rows may have been sent. The "
+            "batch is sent again.",
             table=table,
         ) from exc
     for row in rows:
