@@ -162,7 +162,7 @@ class ReducedBatch:
     Either ``frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already ``staged``.
 
     ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
-        struct of the shape's columns, null for a delete). Message targets also send ``_commit_ts`` and
+        struct of the columns in ``shape``, null for a delete). Message targets also send ``_commit_ts`` and
         ``PLACE_COLUMNS`` of the row's event, if the frame has them. Targets read the frame more than once, so
         its creator persists it.
     ``rows``: the batch's rows as Python objects, for targets without Spark.
@@ -413,8 +413,8 @@ class TargetTable(Protocol):
         target.
 
         Raises:
-            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
-                and both types.
+            SchemaRefusedError: a column cannot be widened to its type in ``shape``. The message names the
+                column and both types.
         """
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
@@ -423,8 +423,8 @@ class TargetTable(Protocol):
         Existing rows get the default of each new column.
 
         Raises:
-            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
-                and both types.
+            SchemaRefusedError: a column cannot be widened to its type in ``shape``. The message names the
+                column and both types.
         """
 
     def rename_column(self, old: str, new: str) -> None:
@@ -718,7 +718,7 @@ def check_shape(shape: TargetSchema, reserved: Reserved | None = None) -> None:
     """Check that rows with the columns and key of ``shape`` can be merged into a table.
 
     Raises:
-        SchemaRefusedError: the shape has no key, or a column with a name that the format or tidesink
+        SchemaRefusedError: ``shape`` has no key, or a column with a name that the format or tidesink
             reserves.
     """
     check_key(shape)

@@ -48,12 +48,12 @@ def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution
     """Compare a target table's columns with those that it should have (``shape``), and return the changes it
     needs.
 
-    ``present``: the target's columns: Spark DDL type by name. Columns that the shape does not have stay
-        unchanged.
+    ``present``: the target's columns: Spark DDL type by name. Columns that ``shape`` does not have
+        stay unchanged.
 
     Raises:
-        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened, or the shape's
-            key has a column that the target lacks.
+        SchemaRefusedError: a column's type can neither hold the source's values nor be widened, or the key of
+            ``shape`` has a column that the target lacks.
     """
     fold = folding(present, (column.name for column in shape.columns))
     existing = {fold(name): (name, ddl) for name, ddl in present.items()}

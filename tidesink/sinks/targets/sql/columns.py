@@ -116,7 +116,7 @@ def check_natives(
 
 
 def natives_of(present: Mapping[str, str], shape: TargetSchema, database: Database) -> dict[int, Native]:
-    """Return how each column of a native type stores the source's values, by the column's index in the shape.
+    """Return how each column of a native type stores the source's values, by the column's index in ``shape``.
 
     A native type is a type that the user chose and tidesink would not create itself, such as ``uuid``.
     """
@@ -141,7 +141,7 @@ def plan_columns(
     ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
-        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened.
+        SchemaRefusedError: a column's type can neither hold the source's values nor be widened.
     """
     check_natives(present, shape, database, mend)
     fold = folding(present, (column.name for column in shape.columns))
@@ -158,9 +158,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Database) -> SqlEvolution:
-    """Plan the column changes of a table and a shape without the columns whose type the user chose
-    (``natives_of``).
-    """
+    """Plan column changes as ``plan_columns`` does, but for a table without columns of native types."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): column_type for name, column_type in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
@@ -187,7 +185,7 @@ def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Databas
 def _wider(found: str, wanted: str, column: TargetColumn, database: Database) -> str:
     """Return the database type that holds the values of both ``found`` (at the target) and ``wanted``.
 
-    Used for types whose Spark types need no change.
+    It is called only if a comparison of their Spark types found nothing to widen.
     """
     if found in _FORMED:
         return wanted
@@ -254,9 +252,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Maximum number of columns of a source table. Its staging table, which has more columns, then fits
-        too.
-        """
+        """Maximum number of columns of a source table, so that its staging table does not have too many."""
         return self.columns - self.staged
 
 
@@ -287,7 +283,7 @@ def check_sql_shape(shape: TargetSchema, limits: SqlLimits, quote: Callable[[str
     """Check that the database can store a table with the columns and key of ``shape``.
 
     Raises:
-        SchemaRefusedError: the shape has no key, too many columns, a column name that the database does not
+        SchemaRefusedError: ``shape`` has no key, too many columns, a column name that the database does not
             allow, or two column names that the database does not distinguish.
     """
     check_shape(shape)

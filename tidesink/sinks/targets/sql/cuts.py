@@ -76,7 +76,7 @@ class Gathered:
         self._present: dict[str, str] = {}
 
     def prepare(self, cursor: Any, shape: TargetSchema, present: Mapping[str, str], *, empty: bool) -> None:
-        """Create the side table if missing, with the target's columns that are in the shape.
+        """Create the side table if missing, with the target's columns that are in ``shape``.
 
         ``present``: the target's columns: type by name.
         ``empty``: drop an existing side table first.

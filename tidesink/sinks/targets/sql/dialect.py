@@ -40,7 +40,7 @@ class Merge:
     ``upserts``, ``deletes``: number of staged rows of each kind.
     ``soft``: True under ``deletes: soft``.
     ``mark``: quoted target column that marks deleted rows; None if the target has no such column.
-    ``kept``: columns whose values staged rows may omit, each with its index in the shape.
+    ``kept``: columns whose values staged rows may omit, each with its index in the target schema.
     ``sequence``: with ``sequence_by: source``, the quoted target column of the rows' positions; else None.
     ``on_delete``: columns that a soft delete writes in addition to ``mark``.
     ``beside``: quoted target columns that the batch does not have. With ``sequence_by: source``, a delete

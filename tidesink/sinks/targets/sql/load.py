@@ -99,7 +99,7 @@ class StagedColumn(NamedTuple):
     """One column of a staging table.
 
     ``quoted``: True if its values are quoted in CSV, because they are texts.
-    ``column``: the column of the shape whose values it holds; None for one of tidesink's own columns.
+    ``column``: the target column whose values it holds; None for one of tidesink's own columns.
     """
 
     name: str
@@ -113,12 +113,12 @@ class StagedColumn(NamedTuple):
 
 
 def staged_name(at: int) -> str:
-    """Return the name of the staging column for the shape's column at the index ``at``."""
+    """Return the name of the staging column for the target schema's column at the index ``at``."""
     return f"c{at}"
 
 
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
-    """Return a staging table's columns, except the attempt id: first tidesink's own, then the shape's."""
+    """Return a staging table's columns, except the attempt id: tidesink's own, then those of ``rows.shape``."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
@@ -191,7 +191,7 @@ def place_of(text: str) -> dict[str, Any]:
 
 
 def _kept_positions(omitted: pa.ListArray, shape: TargetSchema) -> pa.Array:
-    """Return each row's omitted columns as their indexes in the shape, like ``,0,3,``; null if none is
+    """Return each row's omitted columns as their indexes in ``shape``, like ``,0,3,``; null if none is
     omitted.
     """
     names = pa.array([column.name for column in shape.columns])

@@ -72,7 +72,7 @@ def merge_of(
     ``epoch``: the epoch whose staging table has the rows.
     ``beside``: target columns that the batch does not have. With ``sequence_by: source``, a delete sets them
         to NULL.
-    ``natives``: target columns with types that the user chose, by index in the shape (``natives_of``).
+    ``natives``: target columns with types that the user chose, by index in the target schema (``natives_of``).
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}
@@ -125,7 +125,7 @@ def cast_staged(
 ) -> None:
     """Cast staged values to the types that the user chose for target columns, and check the results.
 
-    ``natives``: the columns with such types, by index in the shape.
+    ``natives``: the columns with such types, by index in ``shape``.
     ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
@@ -610,7 +610,7 @@ def make_staging(
     """Create an empty staging table ``stage``. An existing table of this name is dropped.
 
     ``columns``: the columns without the attempt id.
-    ``types``: the types of the columns that belong to the shape, in order.
+    ``types``: the types of those columns that hold the source's columns, in order.
     ``natives``: names and types of the additional columns that ``cast_staged`` fills.
     ``table``: the source table, for errors.
     """

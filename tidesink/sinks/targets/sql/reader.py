@@ -220,7 +220,9 @@ class SqlReader(TableReader):
 
 
 def _held(ddl: str, present: str) -> str:
-    """Return the Spark type in which a column is read: the wider of the shape's type and the stored type."""
+    """Return the Spark type in which a column is read: the wider of its wanted type ``ddl`` and its stored
+    type ``present``.
+    """
     return "string" if present == "string" else wider_ddl(ddl, present) or ddl
 
 

@@ -334,7 +334,7 @@ class SqlTable:
             return present
 
     def _make(self, cursor: Any, shape: TargetSchema, *, soft: bool) -> None:
-        """Create the table, after checking that the database can store the shape's columns and key."""
+        """Create the table, after checking that the database can store the columns and key of ``shape``."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
         length = self._dialect.key_length
@@ -524,10 +524,10 @@ class SqlTable:
             make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
     def _staging_types(self, shape: TargetSchema) -> list[str]:
-        """Return the types of the staging columns for the shape's columns.
+        """Return the types of the staging columns for the columns of ``shape``, in order.
 
         Raises:
-            SchemaRefusedError: the target lacks a column of the shape.
+            SchemaRefusedError: the target lacks a column of ``shape``.
         """
         fold = folding(self._present, (column.name for column in shape.columns))
         types = {fold(name): column_type for name, column_type in self._present.items()}
@@ -611,7 +611,7 @@ class SqlTable:
         return self._gathered.add(cursor, merge)
 
     def _check_staged(self, cursor: Any, batch: ReducedBatch, merge: Merge) -> None:
-        """Check the number of staged rows, and cast their values to the types that the user chose."""
+        """Check the number of staged rows, and cast values of columns whose type the user chose."""
         check_staged(cursor, merge)
         cast_staged(cursor, self._dialect, merge, batch.shape, self._natives(batch.shape), self._mend)
 
@@ -782,8 +782,8 @@ class SqlShard:
         defaults: Mapping[str, str],
         present: Mapping[str, str],
     ) -> None:
-        """Write defaults into the shard's rows, and record in the ledger that the rows have the shape's
-        columns.
+        """Write defaults into the shard's rows, and record in the ledger that the rows have the columns of
+        ``shape``.
 
         ``defaults``: default texts by column name.
         ``present``: the table's columns: type by name.
@@ -800,7 +800,7 @@ class SqlShard:
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
     def written(self, entry: Entry, shape: TargetSchema) -> Entry:
-        """Return the ledger row with the columns of ``shape`` added to the columns of the shard's rows."""
+        """Return ``entry``, the shard's ledger row, with the columns of ``shape`` added to those that it lists."""
         return replace(entry, known=known_after(entry.known or (), shape))
 
     def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
