@@ -1,4 +1,4 @@
-"""Plans which columns a target must add or widen to store a shape. The targets carry out the plan.
+"""Plans which columns a target must add or widen for a target schema. The targets carry out the plan.
 
 Only lossless changes are planned: columns are added, and numeric types get wider. Existing rows get a new
 column's default, as they do at the source. So a row has the same values whether it was written before or

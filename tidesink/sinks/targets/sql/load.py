@@ -118,7 +118,7 @@ def staged_name(at: int) -> str:
 
 
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
-    """Return a staging table's columns, except the attempt id: tidesink's own, then those of ``rows.shape``."""
+    """Return a staging table's columns, except the attempt id: tidesink's own, then the source's columns."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]

@@ -72,7 +72,7 @@ def merge_of(
     ``epoch``: the epoch whose staging table has the rows.
     ``beside``: target columns that the batch does not have. With ``sequence_by: source``, a delete sets them
         to NULL.
-    ``natives``: target columns with types that the user chose, by index in the target schema (``natives_of``).
+    ``natives``: target columns with types that the user chose, by index in ``batch.shape`` (``natives_of``).
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}

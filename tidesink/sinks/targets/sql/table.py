@@ -800,7 +800,7 @@ class SqlShard:
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
     def written(self, entry: Entry, shape: TargetSchema) -> Entry:
-        """Return ``entry``, the shard's ledger row, with the columns of ``shape`` added to those that it lists."""
+        """Return the shard's ledger row ``entry`` with the columns of ``shape`` added to those it lists."""
         return replace(entry, known=known_after(entry.known or (), shape))
 
     def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:

@@ -186,7 +186,7 @@ class Stamp:
 
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """Return the stamp of the batch that ``progress`` includes; ``entry``: the table's current ledger."""
+        """Return the stamp of the batch that ends at ``progress``. ``entry``: the table's ledger entry."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
@@ -265,7 +265,9 @@ class StoreLedger:
         self._claimed: Hold | None = None
 
     def claim(self) -> Claim:
-        """Record the next epoch, which fences older workers, and return it with the applied progress.
+        """Record the next epoch, and return it with the applied progress.
+
+        Workers with an older epoch can then no longer record progress.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
