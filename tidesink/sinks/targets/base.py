@@ -347,7 +347,9 @@ PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 
 
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
-    """Check that a batch in Kafka's order is not merged into a table with ``sequence_by: source``.
+    """Check that a batch without positions is not merged into a table that stores positions.
+
+    A table stores the positions of its rows under ``sequence_by: source``.
 
     Such a table keeps deleted rows with a mark, and the merge would treat them as current rows.
 

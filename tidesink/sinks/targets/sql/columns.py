@@ -50,7 +50,7 @@ class SqlEvolution:
 
     @property
     def needed(self) -> bool:
-        """True if the plan has a column to add or to widen."""
+        """True if there is a column to add or to widen."""
         return bool(self.added or self.widened)
 
 

@@ -281,13 +281,13 @@ class ExcludedTables:
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Add a row for each of these source tables, which the last cut does not include."""
+        """Add a row for each source table in ``tables``: the last cut does not include them."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for table in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *table))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Remove the rows of these source tables, because the cut of this transaction includes them."""
+        """Remove the rows of source tables that the cut of this transaction includes."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for table in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *table))

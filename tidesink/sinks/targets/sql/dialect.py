@@ -164,7 +164,7 @@ class Dialect(Protocol):
 
     @property
     def ddl_commits(self) -> bool:
-        """True if a schema change commits the transaction, including earlier statements."""
+        """True if a DDL statement commits the transaction, together with its earlier statements."""
 
     @property
     def insert_missing(self) -> str:
@@ -220,7 +220,7 @@ class Dialect(Protocol):
         user: str = "",
         grants: Sequence[str] = (),
     ) -> TidesinkError:
-        """Return tidesink's error to raise for a fault.
+        """Return tidesink's error to raise for an error of the database (``fault``).
 
         ``committing``: the fault happened during COMMIT.
         ``user``: the user of the connection, for the message.
@@ -334,7 +334,7 @@ class Dialect(Protocol):
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """Merge a staged batch into its target table in the open transaction, and return the row counts.
 
-        In the source's order, staged rows that are not newer than the stored row are skipped.
+        With ``sequence_by: source``, staged rows that are not newer than the stored row are skipped.
         """
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:

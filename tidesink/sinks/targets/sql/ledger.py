@@ -264,7 +264,7 @@ PIECE: Final = 100_000
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The tombstones of one table: rows that stay in the target as the memory of a delete.
+    """The tombstones of one table: rows that stay after a delete, so that older changes are not applied.
 
     ``held``: locks and returns the ledger row. It raises StaleProgressError if another worker holds the
         table.

@@ -117,7 +117,7 @@ def pymysql() -> Any:
         ) from error
     if driver.VERSION[:2] < _OLDEST:
         raise ConfigError(
-            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode is. "
+            f"PyMySQL {driver.VERSION_STRING} may send data unencrypted whatever target.tls.mode is. "
             "Run: pip install 'pymysql>=1.2', on the executors too."
         )
     return driver

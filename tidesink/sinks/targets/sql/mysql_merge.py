@@ -62,7 +62,7 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
         counts = Counts(int(cursor.rowcount), updated, deleted, stale)
     else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        # In the source's order, an updated row always changes and counts 2; every other row counts 1.
+        # With sequence_by: source, an updated row always changes and counts 2; every other row counts 1.
         updated = int(cursor.rowcount) - rows if ordered else existing
         if not ordered:
             check_upserted(merge, int(cursor.rowcount), existing)

@@ -210,7 +210,7 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collec
 
 
 def _check_table(cursor: Any, place: Place) -> None:
-    """Check a table's properties.
+    """Check that a table survives a crash, shows tidesink's user all rows, and has no child table.
 
     Raises:
         SchemaRefusedError: the table is UNLOGGED, has row level security, or has a child table.

@@ -191,7 +191,7 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """Return the GRANT statements that the user needs for the target tables, ledgers and the table of
+        """Return the GRANT statements that the user lacks for the target tables, the ledgers and the table of
         cuts.
         """
         settings = cast("SqlSettings", config.target)

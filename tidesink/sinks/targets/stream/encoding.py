@@ -277,7 +277,7 @@ class Encoder:
         )
         record = self._codec.encode(event, topic=self._topic)
         if record is None:
-            raise EncodeError(f"{self._protocol} cannot write a row as a message.")
+            raise EncodeError(f"{self._protocol} cannot write a row as a message. Report this with the log.")
         return record
 
     def _check(self, row: MessageRow) -> None:

@@ -252,7 +252,7 @@ class Parcel(NamedTuple):
     """A message that was sent and is not acknowledged yet.
 
     ``size``: length of key and value in bytes.
-    ``place``: topic, partition and offset of the row's event at the source; None if unknown.
+    ``place``: topic, partition and offset of the record from which the row was read; None if unknown.
     """
 
     op: str

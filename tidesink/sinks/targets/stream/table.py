@@ -127,7 +127,10 @@ class LedgerEntry:
         }
 
     def claimed(self, now: int) -> LedgerEntry:
-        """Return the entry with the next epochs, for a claim; ``now``: milliseconds since 1970."""
+        """Return the ledger entry after a claim: with the next epochs and without a result.
+
+        ``now``: the current time in milliseconds since 1970.
+        """
         epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
         progress = self.progress and replace(self.progress, epoch=epoch)
         # The result is dropped, because it belongs to a batch of the previous epoch.
@@ -437,7 +440,7 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """Return a batch's frame, reduced to the columns that the sending tasks read.
 
     Raises:
-        TargetError: the batch has rows instead of a frame, or is in the source's order.
+        TargetError: the batch has rows instead of a frame, or its table has ``sequence_by: source``.
     """
     if batch.frame is None:
         raise TargetError(
@@ -681,7 +684,7 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the batch's rows.
-        TargetError: the batch has no frame, is in the source's order, or ``task`` raised an error.
+        TargetError: the batch has no frame, its table has ``sequence_by: source``, or ``task`` raised an error.
         TransientTargetError: Spark could not finish the tasks.
     """
     frame, table = batch_frame(batch), str(batch.shape.table)
