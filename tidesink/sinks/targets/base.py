@@ -349,9 +349,8 @@ PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
     """Check that a batch without positions is not merged into a table that stores positions.
 
-    A table stores the positions of its rows under ``sequence_by: source``.
-
-    Such a table keeps deleted rows with a mark, and the merge would treat them as current rows.
+    A table with ``sequence_by: source`` stores them. It also keeps deleted rows with a mark, which the merge
+    would treat as current rows.
 
     ``columns``: the target's columns and their types.
 

@@ -684,7 +684,8 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the batch's rows.
-        TargetError: the batch has no frame, its table has ``sequence_by: source``, or ``task`` raised an error.
+        TargetError: the batch has no frame, its table has ``sequence_by: source``, or ``task`` raised an
+            error.
         TransientTargetError: Spark could not finish the tasks.
     """
     frame, table = batch_frame(batch), str(batch.shape.table)
