@@ -92,7 +92,8 @@ def try_target(settings: HttpSettings) -> str:
         )
     if status in _DOWN:
         raise TransientTargetError(
-            f"The endpoint answers HTTP {status}. The endpoint, or the server that it forwards to, is down.",
+            f"The endpoint answers HTTP {status}. The endpoint, or the server that it forwards to, is down. "
+            "Start it again, or correct target.url.",
             url=endpoint.shown,
         )
     return f"{urlsplit(endpoint.url).netloc} answers (HTTP {status} to HEAD)"
