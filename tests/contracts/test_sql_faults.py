@@ -90,7 +90,7 @@ POSTGRES: Final = (
         "53300",
         TransientTargetError,
         "no connections left",
-        "raise its max_connections",
+        "raise max_connections at the server",
         (_AS_POSTGRES % "53300",),
     ),
     Case(
@@ -319,7 +319,7 @@ MARIADB: Final = (
         "1969",
         TransientTargetError,
         "cancelled a statement",
-        "raise it for the user",
+        "raise it for tidesink's user",
         (
             "SET SESSION max_statement_time = 0.02",
             "SELECT sum(seq * seq % 7) FROM shop.seq_1_to_1000000000",
@@ -439,7 +439,7 @@ MARIADB: Final = (
         "1153",
         TargetError,
         "longer than the server accepts",
-        "Raise its variable max_allowed_packet",
+        "Raise the server's variable max_allowed_packet",
         (_SIGNAL % 1153,),
     ),
     Case(

@@ -46,7 +46,7 @@ def test_an_index_of_the_keys_beginnings_is_not_one_of_the_key(mysql_sql: Bed) -
     table = mysql_sql.target.open_table(one, pipeline="shop")
     table.claim()
     rows = [{"code": code, "name": code} for code in ("aaX", "aaY")]
-    with pytest.raises(SchemaRefusedError, match="on the whole columns of the key"):
+    with pytest.raises(SchemaRefusedError, match="on the key's columns in full length"):
         table.apply(mysql_sql.batch(one, rows), progress(1, 1))
     assert mysql_sql.read(TABLE) == []
 

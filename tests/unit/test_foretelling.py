@@ -313,7 +313,9 @@ def test_a_mysql_key_whose_length_nothing_tells_is_made_with_the_configs() -> No
     found = planned("mysql", shape(key("code", "text")))
     assert [column.target_type for column in found.columns] == ["varchar(255)"]
     (warning,) = found.warnings
-    assert "a new table gets varchar(255) (`target.key-length`). A longer value stops" in warning
+    assert (
+        "it gets the type varchar(255) in a new table (`target.key-length`). A longer value stops" in warning
+    )
     assert planned("mysql", shape(key("code", "varchar", length=9))).warnings == ()
     assert planned("postgres", shape(key("code", "text"))).warnings == ()
     longer = right({**CANAL_JSON, "target": {**TARGET["mysql"], "key-length": 700}})

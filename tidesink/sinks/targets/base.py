@@ -42,8 +42,7 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of a target. The contract tests check that it raises an error for a change it is not
-    able to do.
+    """The abilities of a target. Contract tests check that it raises an error for a change it cannot make.
 
     Every target can add columns and widen integer and decimal columns.
 
@@ -92,8 +91,8 @@ class ReducedRow(NamedTuple):
     ``after``: the row's column values; None for a delete.
     ``kept``: columns that the event omits. The target keeps their stored values.
     ``after_delete``: the batch also deletes the stored row before this event, so its values must not be kept.
-    ``sequence``: set if the batch is ``sequenced``.
-    ``commit_ts``: set if the batch's mode is ``history``.
+    ``sequence``: the row's position, if the batch is ``sequenced``; else None.
+    ``commit_ts``: the commit_ts of the row's event, if the batch's mode is ``history``; else None.
     """
 
     op: ReducedOp
@@ -128,7 +127,7 @@ class RowFormat:
 
 
 class StagedPart(NamedTuple):
-    """The rows that one attempt of a Spark task staged at the target.
+    """The rows that one attempt of a Spark task staged: it wrote them to the target before the commit.
 
     ``attempt``: Spark's id of the attempt.
     ``rows``: number of staged rows.
@@ -163,7 +162,7 @@ class ReducedBatch:
     Either ``frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already ``staged``.
 
     ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
-        struct of the shape's columns, null for a delete). Message targets also send ``_commit_ts`` and
+        struct of the columns in ``shape``, null for a delete). Message targets also send ``_commit_ts`` and
         ``PLACE_COLUMNS`` of the row's event, if the frame has them. Targets read the frame more than once, so
         its creator persists it.
     ``rows``: the batch's rows as Python objects, for targets without Spark.
@@ -171,11 +170,11 @@ class ReducedBatch:
     ``key_range``: least and greatest value per key column, to skip files without these keys. A bound of None
         is unknown, and then no file is skipped.
     ``truncates``: the batch is a single TRUNCATE event, which empties the table. It has no rows.
-    ``keeps``: True if some rows omit values. The frame then has three more sets of columns: ``_kept`` lists a
-        row's columns whose stored values the target must keep, ``_after_delete`` is true if the batch also
-        deletes the row's key before, and ``PLACE_COLUMNS`` are the row's place in Kafka.
-    ``lenient``: if no row is stored from which values can be kept, write these values as NULL instead of
-        raising an error.
+    ``keeps``: True if some rows omit values. The frame then has more columns: ``_kept`` lists the columns of
+        a row whose stored values the target must keep. ``_after_delete`` is true if the row was deleted
+        earlier in the batch. ``PLACE_COLUMNS`` are topic, partition and offset of the row's record.
+    ``lenient``: True to write omitted values as NULL if the target does not have them, instead of raising an
+        error.
     ``mode``: the table's mode. The descriptions here are for ``upsert``. Under ``append`` the rows come from
         ``batch.change_log``: all of them are upserts with new keys, so they are only inserted.
     ``sequenced``: the table is ordered by the source. The frame then has ``_seq`` (``SEQUENCE_DDL``), the
@@ -196,7 +195,8 @@ class ReducedBatch:
         returned.
     ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
         read returns the same rows, or fails.
-    ``outside``: the table is not part of cuts, so a database merges the batch at once (``targets.cuts``).
+    ``outside``: True if cuts exclude the table now (``targets.cuts``). A database then merges the batch at
+        once, instead of gathering it for the next cut.
     ``on_staged``: called right before the commit. Rows are then staged or messages acknowledged, but no
         progress is recorded. If the callback raises, nothing is committed.
     ``on_written``: called if a lake writes the batch as files, when all rows are in the files. If it is set,
@@ -233,7 +233,7 @@ class ReducedBatch:
 
     @property
     def row_format(self) -> RowFormat:
-        """The properties of the batch's rows that must be known to write them (``RowFormat``)."""
+        """The properties of the batch's rows that a writer must know before it reads them."""
         return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
@@ -244,10 +244,10 @@ class ReducedBatch:
     def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
         """Return the target columns that the batch's shape does not have and that a delete must set to NULL.
 
-        Only a hard delete in the source's order needs this, because it keeps the row as a tombstone. Such
-        columns hold values of columns that the source or the config no longer has.
+        Such columns store values of columns that the source or the config no longer has. The result is empty
+        except for hard deletes with ``sequence_by: source``, which keep the row as a tombstone.
 
-        ``nullable``: returns the target's columns that accept NULL. All other columns keep their values.
+        ``nullable``: returns the target's columns that accept NULL. Only these are returned.
         """
         if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
             return ()
@@ -347,9 +347,10 @@ PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 
 
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
-    """Check that a batch in Kafka's order is not merged into a table that is ordered by the source.
+    """Check that a batch without positions is not merged into a table that stores positions.
 
-    Such a table keeps deleted rows with a mark, and the merge would treat them as current rows.
+    A table with ``sequence_by: source`` stores them. It also keeps deleted rows with a mark, which the merge
+    would treat as current rows.
 
     ``columns``: the target's columns and their types.
 
@@ -365,8 +366,9 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
 
 
 def check_versions(batch: ReducedBatch) -> None:
-    """Check that a table with ``mode: history`` can apply a batch. Sources with commit timestamps send no
-    others.
+    """Check that a table with ``mode: history`` can apply a batch.
+
+    No batch of a source with commit timestamps fails this check.
 
     Raises:
         TargetError: the batch empties the table, omits values, or does not name its validity columns.
@@ -382,11 +384,14 @@ def check_versions(batch: ReducedBatch) -> None:
 class TargetTable(Protocol):
     """An open table of a target. It is used by one thread at a time.
 
-    A target that can rename or drop columns, or has something to close, overrides the methods defined here.
+    ``rename_column``, ``drop_columns`` and ``close`` have defaults for targets that cannot rename or drop
+    columns, or have nothing to close.
     """
 
     def claim(self) -> Claim:
-        """Commit the table's next epoch, which fences older workers, and return it with the applied progress.
+        """Commit the table's next epoch, and return it with the applied progress.
+
+        Workers with an older epoch can then no longer write.
 
         Raises:
             StaleProgressError: the table was restored or replaced by hand, or belongs to another pipeline or
@@ -409,8 +414,8 @@ class TargetTable(Protocol):
         target.
 
         Raises:
-            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
-                and both types.
+            SchemaRefusedError: a column cannot be widened to its type in ``shape``. The message names the
+                column and both types.
         """
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
@@ -419,8 +424,8 @@ class TargetTable(Protocol):
         Existing rows get the default of each new column.
 
         Raises:
-            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
-                and both types.
+            SchemaRefusedError: a column cannot be widened to its type in ``shape``. The message names the
+                column and both types.
         """
 
     def rename_column(self, old: str, new: str) -> None:
@@ -520,7 +525,7 @@ class StagingTable(TargetTable, Protocol):
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
         """Remove the staged rows, if any, of a batch that is not applied.
 
-        ``parts``: the results of the tasks that staged the rows that Spark returned.
+        ``parts``: the results that Spark returned from the tasks that staged rows.
         """
 
 
@@ -562,9 +567,9 @@ class TableReader(Protocol):
         """
 
     def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
-        """Return the current rows of the source table as a lazy frame with ``columns``, in this order.
+        """Return the source table's current rows at the target as a lazy frame with ``columns``, in order.
 
-        Tombstones and soft-deleted rows are left out.
+        The frame has no tombstones and no soft-deleted rows.
         """
 
     def compared_rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
@@ -576,7 +581,9 @@ class TableReader(Protocol):
         return self.rows(columns)
 
     def spelling(self, name: str) -> Spelling | None:  # noqa: ARG002
-        """Return how the target reformats the text values of a column; None if it stores them unchanged."""
+        """Return how the target changes the texts of a column: ``digits`` (zeros at the end of a fraction),
+        ``json`` (spaces and the order of members), or None for no change.
+        """
         return None
 
     def close(self) -> None:
@@ -712,7 +719,7 @@ def check_shape(shape: TargetSchema, reserved: Reserved | None = None) -> None:
     """Check that rows with the columns and key of ``shape`` can be merged into a table.
 
     Raises:
-        SchemaRefusedError: the shape has no key, or a column with a name that the format or tidesink
+        SchemaRefusedError: ``shape`` has no key, or a column with a name that the format or tidesink
             reserves.
     """
     check_key(shape)

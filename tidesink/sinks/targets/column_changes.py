@@ -1,4 +1,4 @@
-"""Plans which columns a target must add or widen to store a shape. The targets carry out the plan.
+"""Plans which columns a target must add or widen for a target schema. The targets carry out the plan.
 
 Only lossless changes are planned: columns are added, and numeric types get wider. Existing rows get a new
 column's default, as they do at the source. So a row has the same values whether it was written before or
@@ -29,10 +29,10 @@ from tidesink.typemap.values import TargetValue
 
 @dataclass(frozen=True)
 class Evolution:
-    """A plan of column changes.
+    """The column changes that a target table needs.
 
     ``added``: columns to add, in this order.
-    ``widened``: new Spark type by column name, as the target spells the name.
+    ``widened``: the new Spark type of each column to widen, by the column's name at the target.
     """
 
     added: tuple[TargetColumn, ...] = ()
@@ -40,7 +40,7 @@ class Evolution:
 
     @property
     def needed(self) -> bool:
-        """True if the plan has a column to add or to widen."""
+        """True if there is a column to add or to widen."""
         return bool(self.added or self.widened)
 
 
@@ -48,12 +48,12 @@ def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution
     """Compare a target table's columns with those that it should have (``shape``), and return the changes it
     needs.
 
-    ``present``: the target's columns: Spark DDL type by name. Columns that the shape does not have stay
-        unchanged.
+    ``present``: the target's columns: Spark DDL type by name. Columns that ``shape`` does not have
+        stay unchanged.
 
     Raises:
-        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened, or the shape's
-            key has a column that the target lacks.
+        SchemaRefusedError: a column's type can neither hold the source's values nor be widened, or the key of
+            ``shape`` has a column that the target lacks.
     """
     fold = folding(present, (column.name for column in shape.columns))
     existing = {fold(name): (name, ddl) for name, ddl in present.items()}
@@ -70,7 +70,10 @@ def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution
 
 
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
-    """Convert a plan of column changes to a ``SchemaGap``."""
+    """Return the difference between a table's columns and the wanted ones, from a plan of column changes.
+
+    ``present``: the table's columns: Spark DDL type by name.
+    """
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 

@@ -40,7 +40,7 @@ def names_of(settings: TableConfig) -> HistoryNames | None:
 
 
 def kept_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
-    """Return the columns and key that a source table's mode requires at the target.
+    """Return the columns and key that the target table needs under the source table's mode.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that the mode adds.
@@ -50,10 +50,10 @@ def kept_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
 
 
 def first_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
-    """Return ``kept_shape`` for a table that is being created.
+    """Return the columns and key (``kept_shape``) with which a target table is created.
 
-    Leaves out columns that may be an excluded column that was renamed at the source. The worker checks these
-    columns when it adds them to the existing table.
+    A column that may be an excluded column with a new name is not among them. The worker checks such columns
+    when it later adds them to the table.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that the mode adds.
@@ -65,7 +65,7 @@ def first_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
 def row_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
     """Return the columns and key of a batch's rows under the table's mode.
 
-    Under ``history`` they are the source's, and the target turns the rows into versions.
+    Under ``history`` they are those of the source table, and the target turns the rows into versions.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that a change log adds.
@@ -111,8 +111,8 @@ _OWN: Final = (
 def log_shape(shape: TargetSchema) -> TargetSchema:
     """Return the columns and key of a table's change log.
 
-    The key is the row's position in the topic (partition, offset, index), not the source table's key. A shape
-    that is a change log's already is returned unchanged.
+    The key is the row's position in the topic (partition, offset, index), not the source table's key. If
+    ``shape`` already describes a change log, it is returned unchanged.
 
     Raises:
         SchemaRefusedError: the source table, or `metadata` in the config, has a column with one of the names

@@ -27,7 +27,7 @@ _SHOWN: Final = 5
 
 
 class _Turn:
-    """A shared table's lock. The shards that one process writes commit to the table one after the other."""
+    """The lock of one shared table, with which the shards in this process commit one after the other."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -40,7 +40,7 @@ _giving = threading.Lock()
 class Turns:
     """A lock on a shared table within this process, so that its shards do not commit at the same time.
 
-    Concurrent commits of several processes are detected by the target, and then one of them repeats its work.
+    The target detects concurrent commits of several processes. One of the processes then repeats its commit.
     """
 
     def __init__(self, location: str, shard: Shard | None) -> None:
@@ -62,12 +62,12 @@ class Turns:
 
 
 def tag(shard: Shard) -> str:
-    """Return a hash of a shard's name as 16 hex digits, for names in which not every character is allowed."""
+    """Return a hash of a shard's name as 16 hex digits, for names that do not allow every character."""
     return sha256(shard.value.encode()).hexdigest()[:16]
 
 
 def names_of(shape: TargetSchema) -> tuple[str, ...]:
-    """Return the column names of a shard's rows, in the form in which the shard's ledger stores them."""
+    """Return the names of the columns of ``shape``, in the form in which a shard's ledger stores them."""
     return tuple(sorted(shape.by_name))
 
 
@@ -89,7 +89,8 @@ def known_after(columns: Collection[str] | None, shape: TargetSchema) -> tuple[s
 def holds(present: Mapping[str, str], shape: TargetSchema) -> bool:
     """Return True if a shared table with the columns ``present`` can store the columns of ``shape``.
 
-    ``present`` may be outdated: other shards only add and widen columns, so a True stays right.
+    ``present`` may be outdated. If the answer is True, it stays right, because other shards only add and
+    widen columns.
     """
     try:
         return not plan_evolution(present, shape).needed
@@ -98,26 +99,26 @@ def holds(present: Mapping[str, str], shape: TargetSchema) -> bool:
 
 
 def not_shared(target: str, shard: Shard, *, table: TableId) -> StaleProgressError:
-    """Return the error for a shard whose target table was loaded without a shard column."""
+    """Return the error to raise for a shard if its target table was loaded without a shard column."""
     return StaleProgressError(
-        f"{target} holds the rows of one source table and has no shard column {shard.column}. Give the "
-        "route another table (`to`), or remove the table and let the worker load it again.",
+        f"{target} holds the rows of one source table and has no shard column {shard.column}. Set "
+        "the route's `to` to another table, or remove the table and let the worker load it again.",
         table=str(table),
     )
 
 
 def is_shared(target: str, shards: Iterable[str], *, table: TableId) -> StaleProgressError:
-    """Return the error for a source table without a shard name whose target table is shared."""
+    """Return the error to raise if shards share the target table of a source table that is not a shard."""
     return StaleProgressError(
-        f"Several source tables share {target} ({shown(shards)}). Each has its name in a column of the key, "
-        "but no route gives this table a name. Give it a route with the same `shard-column`, or another "
-        "table.",
+        f"Several source tables share {target} ({shown(shards)}). A key column names the source table of "
+        "each row, but this table has no route with a `shard-column`. Add such a route for it, or set "
+        "another target table.",
         table=str(table),
     )
 
 
 def others_columns(target: str, shard: Shard, *, table: TableId) -> SchemaRefusedError:
-    """Return the error for dropping or renaming a column in which other shards have values."""
+    """Return the error to raise if a shard drops or renames a column of its shared table."""
     return SchemaRefusedError(
         f"Several source tables share {target}, each under its name in {shard.column}. A column cannot be "
         "dropped or renamed for one of them, because the others have values in it. Set `drop` and `rename` "
@@ -157,14 +158,14 @@ class Owner:
         elif pipeline != self.pipeline:
             raise StaleProgressError(
                 f"{self.place} belongs to pipeline {pipeline!r}, and this is pipeline {self.pipeline!r}: "
-                f"{self.apart}, or use the first name again.",
+                f"{self.apart}, or set `pipeline` in the config to the first name again.",
                 table=str(self.table),
             )
         elif source not in (None, self.table):
             raise self.another(source)
 
     def another(self, source: TableId | None) -> StaleProgressError:
-        """Return the error for a location that holds the rows of another source table."""
+        """Return the error to raise if the location holds the rows of another source table (``source``)."""
         return StaleProgressError(
             f"{self.place} holds the rows of {source}, and this table is {self.table}: {self.apart}.",
             table=str(self.table),
@@ -191,25 +192,28 @@ class Owner:
 
 
 def taken(target: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:
-    """Return the error for a shard name that another source table or another pipeline uses already."""
+    """Return the error to raise if another source table or another pipeline already uses a shard name."""
     return StaleProgressError(
         f"The shard {shard.value!r} of {target} belongs to {source} of pipeline {pipeline!r}. "
-        "Give the route a shard that no other source table has.",
+        "Set the route's `shard` to a name that no other source table has.",
         table=str(table),
     )
 
 
 def also_of(error: SchemaRefusedError, where: str, shards: Iterable[str]) -> SchemaRefusedError:
-    """Add the names of the sharing shards to the error for a column type that the table cannot store."""
+    """Return an error like ``error`` whose message also names the shards that share the table.
+
+    ``error``: reports a column type that the table cannot store.
+    """
     return SchemaRefusedError(
         f"{error.message} Other shards share {where}: {shown(shards)}. A column has one type for all shards, "
-        "so route this source table to a table of its own.",
+        "so add a route that writes this source table to its own table.",
         **error.context,
     )
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return the first shard names and the number of the other shards, as a text for a message."""
+    """Return a text for a message: the first shard names, and the number of the other names."""
     sorted_names = sorted(names)
     return ", ".join(sorted_names[:_SHOWN]) + (
         f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""

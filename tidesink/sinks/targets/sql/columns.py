@@ -39,10 +39,10 @@ KEY_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 
 @dataclass(frozen=True)
 class SqlEvolution:
-    """A plan of column changes.
+    """The column changes that a target table needs.
 
-    ``added``: columns to add, each with its type.
-    ``widened``: new type by column name, as the target spells the name.
+    ``added``: columns to add, each with its type in the database.
+    ``widened``: the new type of each column to widen, by the column's name at the target.
     """
 
     added: tuple[tuple[TargetColumn, str], ...] = ()
@@ -50,7 +50,7 @@ class SqlEvolution:
 
     @property
     def needed(self) -> bool:
-        """True if the plan has a column to add or to widen."""
+        """True if there is a column to add or to widen."""
         return bool(self.added or self.widened)
 
 
@@ -64,8 +64,8 @@ def wanted_type(
 ) -> str:
     """Return the database's type for a column of the source table.
 
-    A key column may need a length that the source's type does not have. Then an existing column keeps its
-    type ``present``, and a new column gets the length ``key_length``.
+    MySQL needs a length for a text or bytes key column, which the source may not report. Then an existing
+    column keeps its type ``present``, and a new column gets the length ``key_length``.
 
     Raises:
         SchemaRefusedError: the length of a new key column is unknown, and ``key_length`` is None.
@@ -78,10 +78,10 @@ def wanted_type(
         mysql, mariadb = KEY_COLLATIONS
         raise SchemaRefusedError(
             f"MySQL needs a length for the key column {column.name} ({column.comment}), but the records of "
-            "the "
-            "topic do not contain it. Create the table at the target with its primary key and start again (a "
-            f"text as varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}). If the protocol "
-            "is not flat-avro, you can set the column's definition in the config instead.",
+            "the topic do not contain it. Create the table at the target with its primary key, and start "
+            f"again. Declare a text key as varchar CHARACTER SET utf8mb4 COLLATE {mysql} (in MariaDB, "
+            f"COLLATE {mariadb}). If the protocol is not flat-avro, you can instead set the table's "
+            "`definition` in the config.",
             table=str(shape.table),
             column=column.name,
         ) from exc
@@ -116,7 +116,7 @@ def check_natives(
 
 
 def natives_of(present: Mapping[str, str], shape: TargetSchema, database: Database) -> dict[int, Native]:
-    """Return how each column of a native type stores the source's values, by the column's index in the shape.
+    """Return how each column of a native type stores the source's values, by the column's index in ``shape``.
 
     A native type is a type that the user chose and tidesink would not create itself, such as ``uuid``.
     """
@@ -141,7 +141,7 @@ def plan_columns(
     ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
-        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened.
+        SchemaRefusedError: a column's type can neither hold the source's values nor be widened.
     """
     check_natives(present, shape, database, mend)
     fold = folding(present, (column.name for column in shape.columns))
@@ -158,7 +158,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Database) -> SqlEvolution:
-    """Plan the changes of columns, except columns with a type that the user chose (``natives_of``)."""
+    """Plan column changes as ``plan_columns`` does, but for a table without columns of native types."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): column_type for name, column_type in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
@@ -183,7 +183,10 @@ def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Databas
 
 
 def _wider(found: str, wanted: str, column: TargetColumn, database: Database) -> str:
-    """Return the type that holds the values of both ``found`` and ``wanted``, which are equal in Spark."""
+    """Return the database type that holds the values of both ``found`` (at the target) and ``wanted``.
+
+    It is called only if a comparison of their Spark types found nothing to widen.
+    """
     if found in _FORMED:
         return wanted
     if found == "bigint unsigned" and column.spark == "decimal(20,0)":
@@ -230,11 +233,11 @@ class SqlLimits(NamedTuple):
 
     ``keeper``: the name of the DBMS, for messages.
     ``columns``: maximum number of columns in a table.
-    ``staged``: maximum number of columns that tidesink adds to a staging table.
-    ``long_values``: number of text and bytes values that fit in one row at any length.
+    ``staged``: maximum number of columns that a staging table has in addition to the table's columns.
+    ``long_values``: number of long texts and byte strings that fit in one row, however long they are.
     ``key_bytes``: maximum size of a key's values in bytes.
-    ``too_long``: for messages, what happens to a row with more ``long_values``.
-    ``too_long_key``: for messages, what happens to a key with more ``key_bytes``.
+    ``too_long``: for messages, what happens to a row with more than ``long_values`` such values.
+    ``too_long_key``: for messages, what happens to a key that is longer than ``key_bytes``.
     ``folds``: True if column names that differ only in case are the same name.
     """
 
@@ -249,7 +252,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The maximum number of columns of a source table, so that its staging table is possible too."""
+        """Maximum number of columns of a source table, so that its staging table does not have too many."""
         return self.columns - self.staged
 
 
@@ -259,7 +262,7 @@ POSTGRES_LIMITS: Final = SqlLimits(
     staged=len(STAGED_BESIDES["postgres"]),
     long_values=450,  # 18 bytes for each, of a page of 8 kB
     key_bytes=2704,
-    too_long="A row with more of these values stops its table",
+    too_long="A row with more long texts or byte strings stops its table",
     too_long_key="A row with a longer key stops its table",
     folds=False,
 )
@@ -269,8 +272,9 @@ MYSQL_LIMITS: Final = SqlLimits(
     staged=len(STAGED_BESIDES["mysql"]),
     long_values=190,  # InnoDB counts 41 bytes for each, of half a page of 16 kB
     key_bytes=3072,
-    too_long="MySQL refuses to create a table with more (error 1118), and MariaDB with more than about 360",
-    too_long_key="A table whose keys may be longer is refused when it is created (error 1071)",
+    too_long="MySQL refuses to create a table with more such columns (error 1118), and MariaDB a table with "
+    "more than about 360",
+    too_long_key="The server refuses to create a table whose keys may be longer (error 1071)",
     folds=True,
 )
 
@@ -279,7 +283,7 @@ def check_sql_shape(shape: TargetSchema, limits: SqlLimits, quote: Callable[[str
     """Check that the database can store a table with the columns and key of ``shape``.
 
     Raises:
-        SchemaRefusedError: the shape has no key, too many columns, a column name that the database does not
+        SchemaRefusedError: ``shape`` has no key, too many columns, a column name that the database does not
             allow, or two column names that the database does not distinguish.
     """
     check_shape(shape)
@@ -311,7 +315,7 @@ def check_sql_shape(shape: TargetSchema, limits: SqlLimits, quote: Callable[[str
 def room_limits(
     shape: TargetSchema, limits: SqlLimits, database: Database, key_length: int | None
 ) -> Iterator[Limit]:
-    """Yield the limits on the length of rows and of keys that a table's values may exceed."""
+    """Yield the limits of the database on the length of rows and keys that this table may exceed."""
     words = {column.name: shown_type(column, database).partition("(")[0] for column in shape.columns}
     if sum(word in _LONG for word in words.values()) > limits.long_values:
         yield Limit(

@@ -11,7 +11,8 @@ directly. The first such transaction adds a row to ``_tidesink_excluded``, which
 the table again.
 
 The transaction of a cut locks each table's ledger row, in the order of table names. It checks that this
-worker still holds each table, and that the table has the expected version. Then it merges the gathered
+worker still holds each table, and that no batch was applied to the table since the cut was planned. Then it
+merges the gathered
 changes, deletes them from the side tables, and records the cut.
 """
 
@@ -44,14 +45,20 @@ class GatheringTable(Protocol):
     """A target table whose changes are gathered in a side table until the next cut."""
 
     def lock_for_cut(self, cursor: Any, version: int) -> None:
-        """Lock the table's ledger row in the transaction of a cut.
+        """Lock the table's ledger row, in the transaction that publishes a cut.
+
+        ``version``: the number of commits that the ledger row must have.
 
         Raises:
-            StaleProgressError: another worker holds the table, or its version is no longer ``version``.
+            StaleProgressError: another worker holds the table, or the ledger row has another number of
+                commits.
         """
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes into the table, in the transaction of a cut that holds the row lock."""
+        """Merge the gathered changes into the target table, in the transaction that publishes a cut.
+
+        The transaction must already have locked the ledger row (``lock_for_cut``).
+        """
 
 
 class Gathered:
@@ -69,7 +76,7 @@ class Gathered:
         self._present: dict[str, str] = {}
 
     def prepare(self, cursor: Any, shape: TargetSchema, present: Mapping[str, str], *, empty: bool) -> None:
-        """Create the side table if missing, with the target's columns that are in the shape.
+        """Create the side table if missing, with the target's columns that are in ``shape``.
 
         ``present``: the target's columns: type by name.
         ``empty``: drop an existing side table first.
@@ -131,12 +138,14 @@ class Gathered:
         Each row replaces the change of its key that was gathered before.
 
         Raises:
-            TargetError: rows omit values. These could only be filled from the merged table.
+            TargetError: rows omit values. They could only be read from the target table, which does not have
+                the gathered changes yet.
         """
         if merge.kept:
             raise TargetError(
-                "A row omits values that the target must keep, but with cuts the target does not have them "
-                "yet. Configure the producer to send whole rows, or remove `cuts` from the config.",
+                "A row omits unchanged values. With `cuts`, they cannot be read from the target, because the "
+                "latest changes are not merged there yet. Configure the changefeed or connector to send "
+                "whole rows, or remove `cuts` from the config.",
                 table=str(self._target.source),
             )
         self._choose_database(cursor)
@@ -272,13 +281,13 @@ class ExcludedTables:
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Add a row for each of these source tables, which the last cut does not include."""
+        """Add a row for each source table in ``tables``: the last cut does not include them."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for table in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *table))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Remove the rows of these source tables, because the cut of this transaction includes them."""
+        """Remove the rows of source tables that the cut of this transaction includes."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for table in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *table))

@@ -36,15 +36,15 @@ class Merge:
 
     ``target``: the target table's quoted name.
     ``stage``: the staging table's quoted name, or a subquery with the same columns.
-    ``attempts``: ids of the task attempts whose staged rows make up the batch.
+    ``attempts``: Spark's ids of the task attempts whose staged rows make up the batch.
     ``upserts``, ``deletes``: number of staged rows of each kind.
     ``soft``: True under ``deletes: soft``.
     ``mark``: quoted target column that marks deleted rows; None if the target has no such column.
-    ``kept``: columns whose values rows may omit, with their index in the shape.
-    ``sequence``: quoted target column of the rows' positions, if the batch is in the source's order.
-    ``on_delete``: columns that a soft delete writes in addition to the mark.
-    ``beside``: quoted target columns that are not in the batch and that a delete in the source's order sets
-        to NULL.
+    ``kept``: columns whose values staged rows may omit, each with its index in the target schema.
+    ``sequence``: with ``sequence_by: source``, the quoted target column of the rows' positions; else None.
+    ``on_delete``: columns that a soft delete writes in addition to ``mark``.
+    ``beside``: quoted target columns that the batch does not have. With ``sequence_by: source``, a delete
+        sets them to NULL.
     """
 
     target: str
@@ -78,37 +78,39 @@ class Merge:
 
     @property
     def counted(self) -> str:
-        """SQL condition that is true if one of the task attempts ``attempts`` loaded a staged row ``s``."""
+        """SQL condition that a staged row ``s`` belongs to the batch: one of ``attempts`` loaded it."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
 
     @property
     def taken(self) -> str:
-        """SQL condition that is true if a staged row ``s`` becomes a row of the target.
+        """SQL condition that a staged row ``s`` is written to the target as a row.
 
-        In the source's order this includes deletes, which are written as tombstones.
+        With ``sequence_by: source`` this includes deletes, which are written as tombstones.
         """
         return self.counted if self.sequence else self.rows(deletes=False)
 
     @property
     def own(self) -> dict[str, str]:
-        """tidesink's own target columns, each with the SQL expression of its new value. The position comes
-        last.
+        """tidesink's own target columns (deletion mark, position), each with the SQL expression of its new
+        value. The position comes last.
         """
         values = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
         return {name: value for name, value in values.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
-        """SQL condition that is true if a staged row ``s`` of ``attempts`` is a delete, or an upsert if
-        ``deletes`` is False.
+        """SQL condition that a staged row ``s`` belongs to the batch and is a delete.
+
+        If ``deletes`` is False, the condition is that it belongs to the batch and is an upsert.
         """
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
 def no_table(place: Place) -> SchemaRefusedError:
-    """Return the error for a table name that belongs to a view or another object."""
+    """Return the error to raise if a target table's name belongs to a view or another object."""
     return SchemaRefusedError(
         f"{place.shown} is not a table but a view or another object, so rows cannot be written there. Set "
-        "`target.table` (or `target.view`, if that template names the view) to another template.",
+        "`target.table` to another template. If `target.view` gives the view this name, change `target.view` "
+        "instead.",
         table=str(place.source),
     )
 
@@ -117,7 +119,7 @@ class Counts(NamedTuple):
     """Row counts of a merge, which have the same meanings as in ``ApplyResult``.
 
     ``stale``: staged rows that were skipped because they were not newer than the stored row.
-    ``absent``: set only for a history.
+    ``absent``: deletes that ended no version. Counted only with ``mode: history``.
     """
 
     inserted: int = 0
@@ -142,7 +144,7 @@ class Dialect(Protocol):
 
     @property
     def database(self) -> Database:
-        """The name that the database has in the table of types (``typemap.table``)."""
+        """The database's name in the table of column types (``typemap.table``), such as ``postgres``."""
 
     @property
     def limits(self) -> SqlLimits:
@@ -154,7 +156,7 @@ class Dialect(Protocol):
 
     @property
     def caveats(self) -> Mapping[ChangeKind, str]:
-        """For each kind of column change, a requirement that some servers do not meet."""
+        """Requirements that some servers do not meet, as a text for each kind of column change."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
@@ -162,12 +164,12 @@ class Dialect(Protocol):
 
     @property
     def ddl_commits(self) -> bool:
-        """True if a schema change commits the transaction, including earlier statements."""
+        """True if a DDL statement commits the transaction, together with its earlier statements."""
 
     @property
     def insert_missing(self) -> str:
-        """Template of an INSERT that does nothing if the key exists. ``{}`` stands for table, columns and
-        VALUES.
+        """Template of an INSERT that does nothing if a row with the same key exists. ``{}`` stands for the
+        table, the columns and VALUES.
         """
 
     @property
@@ -188,9 +190,9 @@ class Dialect(Protocol):
 
     @property
     def code_of(self) -> Callable[[BaseException], str | None]:
-        """The function that returns the server's code of an exception.
+        """The function that returns the server's error code of a driver's exception.
 
-        It returns "" for a lost connection, and None for an exception that is not the driver's.
+        It returns "" if the connection was lost, and None for an exception that is not the driver's.
         """
 
     def quote(self, name: str) -> str:
@@ -218,7 +220,7 @@ class Dialect(Protocol):
         user: str = "",
         grants: Sequence[str] = (),
     ) -> TidesinkError:
-        """Return tidesink's error to raise for a fault.
+        """Return tidesink's error to raise for an error of the database (``fault``).
 
         ``committing``: the fault happened during COMMIT.
         ``user``: the user of the connection, for the message.
@@ -247,14 +249,16 @@ class Dialect(Protocol):
         """Create the table's schema and ledger if they are missing."""
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return a table's column types by name, as ``render_sql`` spells them; empty if it does not exist.
+        """Return a table's columns: type by name, as ``typemap.render_sql`` spells types.
+
+        The mapping is empty if the table does not exist.
 
         Raises:
             SchemaRefusedError: the name belongs to a view or another object that is not a table.
         """
 
     def folds_names(self, cursor: Any) -> bool:
-        """Return True if the server does not distinguish names that differ only in case."""
+        """Return True if the server treats table names that differ only in case as the same name."""
 
     def identity(self, cursor: Any, place: Place) -> str | None:
         """Return the server's ids of the ledger and the table as ``ledger:table``.
@@ -264,7 +268,7 @@ class Dialect(Protocol):
         """
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Check that the collations and types of a table's key columns keep different keys apart.
+        """Check that the types and collations of a table's key columns treat different keys as different.
 
         ``keys``: the key columns' names, quoted and in lower case.
 
@@ -286,7 +290,7 @@ class Dialect(Protocol):
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Create a table if it does not exist.
 
-        ``columns``: name, type, True for a key column, and comment of each column.
+        ``columns``: each column's name, its type, True if it is part of the key, and its comment.
         """
 
     def alter(
@@ -311,8 +315,8 @@ class Dialect(Protocol):
         """
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the statements that complete a column change (``alter``) whose worker was killed in the
-        middle.
+        """Return the statements that complete a column change (``alter``) that a killed worker did not
+        finish.
         """
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
@@ -324,13 +328,13 @@ class Dialect(Protocol):
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
         """Return the statement that loads CSV into a staging table.
 
-        ``columns``: names of the loaded columns, with True if the values are bytes as hex digits.
+        ``columns``: names of the loaded columns, each with True if its values are bytes as hex digits.
         """
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """Merge a staged batch into its target table in the open transaction, and return the row counts.
 
-        In the source's order, staged rows that are not newer than the stored row are skipped.
+        With ``sequence_by: source``, staged rows that are not newer than the stored row are skipped.
         """
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
@@ -370,7 +374,8 @@ class Dialect(Protocol):
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match the SQL condition ``only``. Returns the number of deleted rows.
 
-        ``mark``: for soft deletes, the column that marks rows as deleted. Rows are then marked instead.
+        ``mark``: for soft deletes, the column that marks rows as deleted. Rows are then marked instead of
+            deleted.
         """
 
 
@@ -457,8 +462,9 @@ class Connections:
         return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
 
     def _missing_grants(self, place: Place) -> list[str]:
-        """Query the server for the GRANT statements that the user lacks, on a new connection; empty without
-        an answer.
+        """Ask the server, on a new connection, for the GRANT statements that the user lacks.
+
+        Returns an empty list if the server does not answer.
         """
         with suppress(TidesinkError, OSError, *self.dialect.errors):
             connection = self.dialect.connect(self.endpoint)

@@ -1,8 +1,8 @@
 """The ledger of a SQL database: a table that records the applied progress of each target table.
 
 Each target table has one ledger row. Every transaction that writes to the target table locks this row first.
-A batch and its progress are committed in one transaction, so neither exists without the other. The epoch in
-the row fences workers with an older epoch.
+A batch and its progress are committed in one transaction, so neither exists without the other. A worker that
+claims a table increases the epoch in the row. Workers with an older epoch can then no longer write.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -41,7 +41,7 @@ class Entry:
     """A target table's row in the ledger.
 
     ``keys``: the key columns under which the rows were written.
-    ``result``: the last batch's result; None after a new epoch was claimed.
+    ``result``: row counts of the last batch; None after a new epoch was claimed.
     ``commits``: number of committed batches.
     ``horizon``: commit_ts up to which tombstones may have been removed; None if none were.
     ``identity``: the server's ids of the ledger and the target table (``Dialect.identity``).
@@ -128,7 +128,7 @@ class SqlLedger:
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """Return the names of the table's other shards, each with True if the shard has applied progress."""
+        """Return the names of the table's other shards, each with True if a batch of it was ever applied."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
@@ -140,7 +140,7 @@ class SqlLedger:
         return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
 
     def loaded(self, cursor: Any) -> bool:
-        """Return True if the ledger has progress of this table, or of any shard of it."""
+        """Return True if a batch was ever applied to this table, or to any shard of it."""
         entry = self.read(cursor)
         if entry is not None and entry.progress is not None:
             return True
@@ -151,8 +151,8 @@ class SqlLedger:
         route.
 
         Raises:
-            StaleProgressError: only one of the two uses shards, or another source table uses the table under
-                a name that differs only in case.
+            StaleProgressError: shards use the target table and this source table is not a shard, or the
+                reverse. Also if another source table uses a target name that differs only in case.
         """
         shard, source = self.place.shard, self.place.source
         if shard is None:
@@ -195,8 +195,8 @@ class SqlLedger:
         """Return the ledger row ``entry`` with the server's current ids of the ledger and the target table.
 
         Raises:
-            StaleProgressError: the table was dropped and created again, but the ledger was not. If both were
-                created again, they were restored from one backup, which is fine.
+            StaleProgressError: the table was dropped and created again, but the ledger was not. No error is
+                raised if both were created again, because they then come from one backup.
         """
         now = self.dialect.identity(cursor, self.place)
         if entry.progress and entry.identity and now and _made_again(entry.identity, now):
@@ -207,17 +207,18 @@ class SqlLedger:
         way = f"UPDATE {self.place.own_ledger} SET table_identity = NULL "
         return StaleProgressError(
             f"{self.place.shown} was dropped and created again, but the ledger has the progress of the "
-            "earlier table. Rows from a backup would have a gap. Restore the earlier table. If you know "
-            f"that the rows are right, confirm it with {way}WHERE table_name = {self.place.name!r}. Or drop "
-            "the table, delete that row, and let the worker load it again from the start of its topic.",
+            "earlier table. If the new table is from a backup, it lacks later changes. Restore the earlier "
+            "table. If you know that the new table lacks no changes, confirm it with "
+            f"{way}WHERE table_name = {self.place.name!r}. Or drop the table, delete that row of the ledger, "
+            "and let the worker load the table again from the start of its topic.",
             table=str(self.place.source),
         )
 
     @property
     def _owner(self) -> Owner:
         apart = (
-            "set `target.table` or `routes` in the config so that the two have different names (names that "
-            "differ only in case are the same on a server with lower_case_table_names)"
+            "set `target.table` or `routes` in the config so that this table gets its own name at the target "
+            "(on a server with lower_case_table_names, names that differ only in case are the same)"
         )
         place = self.place
         return Owner(self.pipeline, place.source, self.keys, f"the table {place.shown}", apart, place.shard)
@@ -263,9 +264,10 @@ PIECE: Final = 100_000
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The tombstones of one table: rows that stay in the target as the memory of a delete.
+    """The tombstones of one table: rows that stay after a delete, so that older changes are not applied.
 
-    ``held``: locks and returns the ledger row if this worker still holds the table; raises otherwise.
+    ``held``: locks and returns the ledger row. It raises StaleProgressError if another worker holds the
+        table.
     """
 
     dialect: Dialect
@@ -275,10 +277,11 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
-        horizon.
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``.
 
-        ``keys``: the key columns, as the table spells them.
+        Each transaction first records ``horizon`` in the ledger.
+
+        ``keys``: names of the key columns, as the table spells them.
         ``piece``: maximum number of rows that one transaction removes.
         """
         removed = 0

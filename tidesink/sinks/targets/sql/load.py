@@ -88,7 +88,7 @@ class Failure(NamedTuple):
     """The reason why a task could not load its rows.
 
     ``fault``: the database's error.
-    ``column``: index of the staging column with a text that contains U+0000; None for another reason.
+    ``column``: index of the staging column with a text that contains U+0000. None if ``fault`` is the reason.
     """
 
     fault: Fault
@@ -99,7 +99,7 @@ class StagedColumn(NamedTuple):
     """One column of a staging table.
 
     ``quoted``: True if its values are quoted in CSV, because they are texts.
-    ``column``: the column of the shape; None for one of tidesink's own columns.
+    ``column``: the target column whose values it holds; None for one of tidesink's own columns.
     """
 
     name: str
@@ -113,12 +113,12 @@ class StagedColumn(NamedTuple):
 
 
 def staged_name(at: int) -> str:
-    """Return the name of the staging column for the shape's column at the index ``at``."""
+    """Return the name of the staging column for the target schema's column at the index ``at``."""
     return f"c{at}"
 
 
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
-    """Return a staging table's columns without the attempt id: tidesink's own, then the shape's columns."""
+    """Return a staging table's columns, except the attempt id: tidesink's own, then the source's columns."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
@@ -146,7 +146,7 @@ class StagedRows:
 
     @property
     def sources(self) -> list[str]:
-        """The columns that the conversion reads from a reduced frame."""
+        """Names of the columns of a reduced batch's frame that the conversion reads."""
         return [
             "_op",
             "key",
@@ -185,13 +185,13 @@ class StagedRows:
 
 
 def place_of(text: str) -> dict[str, Any]:
-    """Parse a value of the staging column ``FROM`` into topic, partition and offset, for an error."""
+    """Parse a value of the staging column ``FROM`` into topic, partition and offset, for use in an error."""
     topic, partition, offset = text.split(" ")
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
 
 def _kept_positions(omitted: pa.ListArray, shape: TargetSchema) -> pa.Array:
-    """Return each row's omitted columns as their indexes in the shape, like ``,0,3,``; null if none is
+    """Return each row's omitted columns as their indexes in ``shape``, like ``,0,3,``; null if none is
     omitted.
     """
     names = pa.array([column.name for column in shape.columns])
@@ -287,21 +287,27 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
     table = str(batch.shape.table)
     if batch.payloads is None and batch.frame is None:
         raise TargetError(
-            "A SQL target needs a batch with a Spark frame, but this batch has Python rows.", table=table
+            "A SQL target needs a batch with a Spark frame, but this batch has Python rows. Report this with "
+            "the log.",
+            table=table,
         )
     try:
         with raised_task_errors(table=table):
             rows = _loading(loader, batch).collect()
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"Spark could not load the rows into the database ({type(exc).__name__}). Nothing was merged.",
+            f"Spark could not load the rows into the database ({type(exc).__name__}). Nothing was merged. "
+            "The batch is tried again.",
             table=table,
         ) from exc
     return tuple(pickle.loads(row["part"]) for row in rows)  # noqa: S301  (our own task wrote it)
 
 
 def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
-    """Return a frame whose tasks load the batch's payloads or its frame. One task loads a small batch."""
+    """Return a frame whose tasks load the batch's rows, from its payloads if it has any, else from its frame.
+
+    A small batch is loaded by one task.
+    """
 
     def whole(frame: DataFrame) -> DataFrame:
         return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
@@ -322,7 +328,7 @@ def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[
     if rows != batch.upserts + batch.deletes:
         raise AccountingError(
             f"{rows} rows were loaded into the database, but the batch has {batch.upserts} upserts and "
-            f"{batch.deletes} deletes.",
+            f"{batch.deletes} deletes. Nothing was merged. Report this with the log.",
             table=str(batch.shape.table),
         )
     return tuple(dict.fromkeys(part.attempt for part in parts if part.rows))
@@ -337,7 +343,7 @@ class CsvLines:
     ``quoted``: for each column, True if its values are written in quotes.
     ``nul_refused``: stop at the first text that contains U+0000.
     ``rows``: number of rows written until now.
-    ``nul_column``: index of the column with such a text; None if there is none.
+    ``nul_column``: index of the column in which such a text was found; None if there is none.
     """
 
     def __init__(self, attempt: int, quoted: tuple[bool, ...], *, nul_refused: bool) -> None:

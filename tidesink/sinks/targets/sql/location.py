@@ -201,7 +201,7 @@ _INT: Final = 4
 
 
 def packed_positions(sequences: pa.StructArray) -> pa.Array:
-    """Convert positions to bytes that sort like them.
+    """Convert rows' positions in the source's order to bytes that sort in the same order.
 
     ``sequences``: an array of the type ``base.SEQUENCE_DDL``.
     """
@@ -214,7 +214,7 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 
 
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
-    """Convert positions to bytes that sort like them. All positions have ``length`` numbers of the source."""
+    """Convert positions, each with ``length`` numbers of the source, to bytes that sort in the same order."""
     count = len(sequences)
     source, writes, *others = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
@@ -242,6 +242,6 @@ def hex_above(commit_ts: int) -> str:
 def commit_ts_in(digits: str) -> int:
     """Return the commit_ts of a row's position, which is given as hex digits.
 
-    It is the first of the numbers that the source gives an event.
+    The commit_ts is the first number in a position.
     """
     return int(digits[2 : 2 + 2 * _LONG], 16)

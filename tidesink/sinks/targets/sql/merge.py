@@ -70,8 +70,9 @@ def merge_of(
     ``present``: the target's columns: type by name.
     ``attempts``: ids of the task attempts whose staged rows make up the batch.
     ``epoch``: the epoch whose staging table has the rows.
-    ``beside``: target columns outside the batch that a delete in the source's order sets to NULL.
-    ``natives``: target columns with types that the user chose, by index in the shape (``natives_of``).
+    ``beside``: target columns that the batch does not have. With ``sequence_by: source``, a delete sets them
+        to NULL.
+    ``natives``: target columns with types that the user chose, by index in ``batch.shape`` (``natives_of``).
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}
@@ -105,8 +106,8 @@ def merge_of(
 
 
 def native_name(at: int) -> str:
-    """Return the name of the staging column for values of ``staged_name(at)`` that are cast to the target's
-    type.
+    """Return the name of the staging column that holds the values of the column ``staged_name(at)`` after
+    ``cast_staged`` has cast them to the target's type.
     """
     return f"n{at}"
 
@@ -124,7 +125,7 @@ def cast_staged(
 ) -> None:
     """Cast staged values to the types that the user chose for target columns, and check the results.
 
-    ``natives``: the columns with such types, by index in the shape.
+    ``natives``: the columns with such types, by index in ``shape``.
     ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
@@ -158,8 +159,9 @@ def cast_staged(
 def _changed_by_casts(
     cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
 ) -> list[int] | None:
-    """Cast staged columns, and return the indexes of the columns in which a cast changed a value; None if
-    one failed.
+    """Cast staged columns, and return the indexes of the columns in which the cast changed a value.
+
+    Returns None if a cast failed.
     """
     sets = ", ".join(
         f"{native_name(index)} = {fit.cast_of(f's.{staged_name(index)}')}" for index, fit in casts.items()
@@ -222,17 +224,17 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     if sum(counts.values()) == merge.upserts + merge.deletes:
         raise AccountingError(message, table=str(merge.place.source))
     raise TransientTargetError(
-        f"{message}. The database lost rows after they were staged (did it restart, or fail over?). Nothing "
-        "was written.",
+        f"{message}. The database lost rows after they were staged, for example in a restart or a failover. "
+        "Nothing was written. The batch is tried again.",
         table=str(merge.place.source),
     )
 
 
 def not_stored(cursor: Any, merge: Merge, shape: TargetSchema) -> tuple[str, dict[str, Any]] | None:
-    """Find a staged row that omits values which no stored row has.
+    """Find a staged row that omits values although the target has no row with its key to take them from.
 
-    Returns the error's message, and topic, partition and offset of the row. Returns None if there is no such
-    row.
+    Returns the error's message, and topic, partition and offset of the record. Returns None if no such staged
+    row exists.
     """
     key = merge.keys[0].target
     absent = f"t.{key} IS NULL OR s.t_after_delete = 1"
@@ -251,8 +253,9 @@ def not_stored(cursor: Any, merge: Merge, shape: TargetSchema) -> tuple[str, dic
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Fill in the values that staged rows omit, from their stored rows, except stored rows marked as
-    deleted.
+    """Fill in the values that staged rows omit with the values of the stored rows that have the same key.
+
+    Stored rows that are marked as deleted are not used.
     """
     # A single %, because the statement is executed without parameters.
     values = {
@@ -273,9 +276,10 @@ def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
 
 
 def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, tuple[str, str | None]]:
-    """Return the columns that the source's order needs and the table lacks: type by name, without a default.
+    """Return the columns that ``sequence_by: source`` needs and the table lacks.
 
-    Existing rows get NULL in them, which counts as older than every change.
+    They are returned as type and default by name. The default is always None, so existing rows get NULL. A
+    row whose position is NULL counts as older than every change.
     """
     wanted = {
         SEQUENCE_COLUMN: SEQUENCE_TYPES[dialect.database],
@@ -305,7 +309,8 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
 
 
 def newer(merge: Merge, stored: str) -> str:
-    """Return an SQL condition that is true if a staged row is newer than its stored row.
+    """Return an SQL condition that a staged row is newer than its stored row, or that the latter has no
+    position.
 
     ``stored``: the table or alias of the stored row.
     """
@@ -317,12 +322,13 @@ def check_left_alone(merge: Merge, counts: Counts) -> Counts:
     """Check that the merge skipped as many rows as were counted as not newer, and return ``counts``.
 
     Raises:
-        AccountingError: the numbers differ, so a row was lost, or a row was overwritten by an older one.
+        AccountingError: the numbers differ. So a row was lost, or an older row overwrote a newer row.
     """
     left = merge.upserts + merge.deletes - counts.inserted - counts.updated
     if left != counts.stale:
         raise AccountingError(
-            f"The merge skipped {left} rows, but {counts.stale} were not newer than the stored rows.",
+            f"The merge skipped {left} rows, but {counts.stale} were not newer than the stored rows. "
+            "Nothing was written. Report this with the log.",
             table=str(merge.place.source),
         )
     return counts
@@ -350,9 +356,7 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class _Words:
-    """SQL templates of one database for merging histories. Placeholders stand for numbers, tables or
-    conditions.
-    """
+    """SQL templates for merging histories in one DBMS. Placeholders stand for numbers, tables, conditions."""
 
     number: str
     join: str
@@ -391,7 +395,7 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
 def delete_joined(cursor: Any, database: Database, target: str, other: str, where: str) -> int:
     """Delete the rows of ``target`` (alias ``t``) that match a row of ``other`` (alias ``x``).
 
-    ``where``: the SQL condition of a match. Returns the number of deleted rows.
+    Returns the number of deleted rows. ``where``: the SQL condition of a match.
     """
     cursor.execute(_WORDS[database].delete.format(target=target, own=other, where=where))
     return int(cursor.rowcount)
@@ -423,7 +427,7 @@ def merged_versions(cursor: Any, database: Database, merge: Merge, batch: Reduce
             f"row), {ended} versions that end, and {forgotten} rows to remove. Of the batch's "
             f"{merge.upserts} "
             f"upserts and {merge.deletes} deletes, {stale} were applied by an earlier batch or have no "
-            "effect.",
+            "effect. These numbers do not match. Nothing was written. Report this with the log.",
             table=str(batch.shape.table),
         )
     return Counts(begun, 0, ends, stale, absent)
@@ -446,7 +450,7 @@ class _Versions:
         self._keys = [f"k{index}" for index in range(len(merge.keys))]
 
     def prepare(self) -> None:
-        """Compute the timeline of events (see the module's docstring) into a temporary table."""
+        """Compute the timeline of the batch's keys (see the module's docstring) into a temporary table."""
         if self._database == "postgres":
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
@@ -459,16 +463,18 @@ class _Versions:
         self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
 
     def counts(self) -> tuple[int, ...]:
-        """Count the timeline's operations, and the staged events by outcome. Returns the numbers
-        (``_COUNTED``).
+        """Count the timeline's operations by kind, and the staged events by outcome.
+
+        Returns the numbers in the order of ``_COUNTED``.
         """
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
         return tuple(int(number or 0) for number in self._cursor.fetchone())
 
     def deleted(self) -> int:
-        """Delete the rows that the batch removes or replaces. Returns their number.
+        """Delete the history's rows that the batch removes or replaces. Returns their number.
 
-        Removed rows are delete markers that end a version now, and reads with an earlier event of their key.
+        Two kinds of rows are removed. One is the marker of a delete that now ends a version. The other is a
+        row that a snapshot read, if its key now has an earlier event.
         """
         replaced = f"x.op IN ({_BEGIN}, {_MARK}) AND x.yields = 1"
         where = f"{self._same()} AND (x.op = {_FORGET} OR ({replaced}))"
@@ -523,12 +529,16 @@ class _Versions:
         return instant_of(self._database, number)
 
     def _timeline(self) -> str:
-        """Return the query of the timeline, which has one row per key and moment.
+        """Return the query of the timeline, which has one row per key and moment. Its columns:
 
-        Its columns: ``sent`` and ``held`` are the kinds of the staged and the stored event, ``kind`` the
-        greater of both. ``counts`` is 0 for a read with an earlier event of its key; the order of the other
-        moments ignores it. ``yields`` is 1 if the stored row is a delete marker or a read, which other rows
-        replace. ``was`` is 1 if a version is valid until the moment. ``op`` is the operation to carry out.
+        ``sent``, ``held``: kinds of the staged event and of the stored event at the moment.
+        ``kind``: the greater of ``sent`` and ``held``.
+        ``counts``: 0 for a snapshot's read whose key has an earlier event. Other moments ignore such a read.
+        ``yields``: 1 if the stored row is a delete marker or a snapshot's read, which other rows replace.
+        ``was``: 1 if a version is valid until the moment.
+        ``ends_at``: the moment at which the row's version ends, or NULL if it is current. A delete marker
+            ends at its own moment.
+        ``op``: the operation to carry out.
         """
         keys, merge = ", ".join(self._keys), self._merge
         pairs = list(zip(merge.keys, self._keys, strict=True))
@@ -571,8 +581,8 @@ class _Versions:
     def _spans(self, pairs: Sequence[tuple[MergeColumn, str]]) -> str:
         """Return the query of the stored rows of the batch's keys that the batch can affect.
 
-        For a batch of reads, this is the first stored row of each key. For a batch of events, these are the
-        rows that have no end, or end at or after the batch's first event.
+        For a batch of rows that a snapshot read, this is the first stored row of each key. For a batch of
+        events, these are the rows that have no end, or end at or after the batch's first event.
         """
         named = ", ".join(f"x.{name}" for _, name in pairs)
         same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
@@ -600,7 +610,7 @@ def make_staging(
     """Create an empty staging table ``stage``. An existing table of this name is dropped.
 
     ``columns``: the columns without the attempt id.
-    ``types``: the types of the columns that belong to the shape, in order.
+    ``types``: the types of those columns that hold the source's columns, in order.
     ``natives``: names and types of the additional columns that ``cast_staged`` fills.
     ``table``: the source table, for errors.
     """
@@ -629,7 +639,7 @@ def drop_staging(connections: Connections, stage: str, table: str) -> None:
 
 
 def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
-    """Return the row sink that loads rows into the staging table ``stage``."""
+    """Return the ``Loader`` that Spark tasks use to load rows into the staging table ``stage``."""
     dialect, columns = connections.dialect, staged_columns(rows)
     statement = dialect.load_statement(
         stage, [(ATTEMPT, False), *((column.name, column.hex) for column in columns)]

@@ -78,8 +78,8 @@ _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
 _NO_RENAME: Final = (
-    "Renaming columns needs MySQL 8.0 or MariaDB 10.5.2. An older server refuses the statement (error 1064); "
-    "set `schema-changes: rename` to `pause` or `ignore` there."
+    "Renaming columns needs MySQL 8.0 or MariaDB 10.5.2. An older server refuses the statement (error 1064). "
+    "For such a server, set `rename` under `schema-changes` to `pause` or `ignore`."
 )
 # Comment of a new column, followed by its type, until its default is removed. The MODIFY that removes the
 # default also removes the comment. A column that still has the comment is therefore from an interrupted
@@ -117,7 +117,7 @@ def pymysql() -> Any:
         ) from error
     if driver.VERSION[:2] < _OLDEST:
         raise ConfigError(
-            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode is. "
+            f"PyMySQL {driver.VERSION_STRING} may send data unencrypted whatever target.tls.mode is. "
             "Run: pip install 'pymysql>=1.2', on the executors too."
         )
     return driver
@@ -159,9 +159,9 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """Return the part of a SET statement that limits idle transactions (MariaDB) or idle sessions (MySQL).
+    """Return the part of a SET statement that limits how long a transaction or a session may be idle.
 
-    ``silence``: the limit in seconds.
+    MariaDB limits idle transactions, MySQL only idle sessions. ``silence``: the limit in seconds.
     """
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
@@ -263,7 +263,8 @@ class MysqlDialect:
     def __init__(self, key_length: int = KEY_LENGTH) -> None:
         """Create the dialect.
 
-        ``key_length``: length of a new text (in characters) or bytes key column if the source's is unknown.
+        ``key_length``: length of a new key column, in characters (text) or bytes, if the source's length is
+            unknown.
         """
         self.key_length = key_length
         self._collation = ""
@@ -353,7 +354,7 @@ class MysqlDialect:
         return None
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Check that no two different keys are equal by the types and collations of the key columns."""
+        """Check that the types and collations of the key columns treat different keys as different."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
 
@@ -522,7 +523,7 @@ class MysqlDialect:
         *,
         most: int,
     ) -> int:
-        """Delete at most ``most`` matching rows with DELETE … LIMIT, and return their number."""
+        """Delete at most ``most`` rows that match ``where`` with DELETE … LIMIT, and return their number."""
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
     def hex_of(self, expression: str) -> str:
@@ -530,7 +531,7 @@ class MysqlDialect:
         return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Delete or mark all matching rows, and return their number.
+        """Delete all rows that match ``only``, or mark them as deleted, and return their number.
 
         Unlike TRUNCATE, a DELETE counts the rows and is part of the transaction.
         """
@@ -619,7 +620,7 @@ def try_target(settings: MysqlSettings) -> str:
     answer = try_connection(MysqlDialect(), endpoint, _QUESTION)
     if answer.endswith(_WITHOUT):
         raise ConfigError(
-            f"The server at target.url ({endpoint.shown}) does not allow LOAD DATA LOCAL. Set its variable "
-            "local_infile to 1."
+            f"The server at target.url ({endpoint.shown}) does not allow LOAD DATA LOCAL. Set the server's "
+            "variable local_infile to 1."
         )
     return f"{answer}, allows LOAD DATA LOCAL"

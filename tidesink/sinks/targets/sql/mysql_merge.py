@@ -41,8 +41,8 @@ _SWAPPED: Final = "`_tidesink_swapped`"
 def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
     """Merge a staged batch into its target table, and return the row counts.
 
-    In Kafka's order, deletes are carried out before upserts. In the source's order, both are one upsert,
-    because deletes are written as tombstones.
+    With ``sequence_by: kafka``, deletes are carried out before upserts. With ``sequence_by: source``, both
+    are one upsert, because deletes are written as tombstones.
 
     ``only_key``: True if the key is the table's only unique index.
 
@@ -62,7 +62,7 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
         counts = Counts(int(cursor.rowcount), updated, deleted, stale)
     else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        # In the source's order, an updated row always changes and counts 2; every other row counts 1.
+        # With sequence_by: source, an updated row always changes and counts 2; every other row counts 1.
         updated = int(cursor.rowcount) - rows if ordered else existing
         if not ordered:
             check_upserted(merge, int(cursor.rowcount), existing)
@@ -86,7 +86,7 @@ def check_upserted(merge: Merge, counted: int, updated: int) -> None:
         return
     raise AccountingError(
         f"The server reports {counted} affected rows for {merge.upserts} upserts, of which {updated} updated "
-        "an existing row. These numbers do not match.",
+        "an existing row. These numbers do not match. Nothing was written. Report this with the log.",
         table=str(merge.place.source),
     )
 
@@ -106,7 +106,7 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """Count the staged rows whose key has a stored row, and the staged rows that are not newer than it."""
+    """Count the staged rows whose key has a stored row, and those that are not newer than this stored row."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0, 0
@@ -120,10 +120,9 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """Return, for each column, the SQL expression of its new value in an existing row; the position comes
-    last.
+    """Return the SQL expression of each column's new value when an existing row is updated, by column.
 
-    ``alias``: the alias of the existing row.
+    The position comes last. ``alias``: the alias of the existing row.
     """
     values = {column.target: _written(merge, column, alias) for column in merge.values}
     values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
@@ -190,7 +189,7 @@ def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
 def _referenced(cursor: Any, merge: Merge) -> bool:
     """Return True if a foreign key of another table refers to this table.
 
-    Deleting rows could then cascade.
+    Deleting rows of this table could then change or delete rows of the other table.
     """
     cursor.execute(
         "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS "
@@ -287,14 +286,18 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
             unique.setdefault(row[2], set()).add(_indexed(row[4], row[7]))
     if set(keys) not in unique.values():
         raise SchemaRefusedError(
-            f"{place.shown} has no unique index on the whole columns of the key. Make them its primary key.",
+            f"{place.shown} has no unique index on the key's columns in full length. Make these columns its "
+            "primary key.",
             table=str(place.source),
         )
     return all(columns == set(keys) for columns in unique.values())
 
 
 def _indexed(column: str | None, length: int | None) -> str:
-    """Return the column of an index part, quoted and in lower case; "" if it is an expression or a prefix."""
+    """Return the column that a part of an index covers, quoted and in lower case.
+
+    Returns "" if the part is an expression, or covers only the beginning of the column.
+    """
     return fold_name(quote_mysql(column)) if column and length is None else ""
 
 
@@ -501,7 +504,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
             TransientTargetError,
             "The server cancelled a statement: an administrator stopped it, or max_statement_time (MySQL: "
             "max_execution_time) is too short for a batch",
-            f"{_LATER} If it is the time limit, raise it for the user, or lower batch.max-records.",
+            f"{_LATER} If the time limit was reached, raise it for tidesink's user, or lower "
+            "batch.max-records.",
         ),
     ),
     (
@@ -525,7 +529,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TransientTargetError,
             "The server has no connections left for the user",
-            f"{_LATER} If it lasts, raise max_connections or the user's limit.",
+            f"{_LATER} If it lasts, raise max_connections at the server, or the user's limit "
+            "(max_user_connections).",
         ),
     ),
     (
@@ -533,15 +538,15 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TransientTargetError,
             "The server accepts no writes: it is a replica, or read-only",
-            "Set target.url to the primary, or set read_only to OFF.",
+            "Set target.url to the primary, or set read_only to OFF at the server.",
         ),
     ),
     (
         (1062, 1586, 1169),
         Meaning(
             TargetError,
-            "A row has a value that another row has, in a column with a unique index that is not the key",
-            f"{_NOTHING} Drop that index at the target, or correct the row.",
+            "Two rows have the same value in a column with a unique index that is not the key",
+            f"{_NOTHING} Drop that index at the target, or correct the row at the source.",
         ),
     ),
     (
@@ -549,7 +554,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A row has no value for a column that is NOT NULL at the target",
-            f"{_NOTHING} Run at the target: ALTER TABLE … MODIFY … NULL",
+            f"{_NOTHING} Make the column nullable at the target: ALTER TABLE … MODIFY … NULL",
         ),
     ),
     (
@@ -594,7 +599,9 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
     (
         (1148, 3948, 4166, 3950),
         Meaning(
-            TargetError, "The server does not allow LOAD DATA LOCAL", "Set its variable local_infile to 1."
+            TargetError,
+            "The server does not allow LOAD DATA LOCAL",
+            "Set the server's variable local_infile to 1.",
         ),
     ),
     (
@@ -612,7 +619,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
             f"The table exceeds a limit of MySQL ({MYSQL_LIMITS.columns:,} columns, about "
             f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
             f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
-            "Exclude columns with except_column_list, or choose a shorter key.",
+            "Exclude columns with except_column_list, or set keys in the config to shorter columns.",
         ),
     ),
     (
@@ -689,7 +696,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A row is longer than the server accepts in one statement",
-            f"{_NOTHING} Raise its variable max_allowed_packet above twice the longest message of the topic.",
+            f"{_NOTHING} Raise the server's variable max_allowed_packet above twice the longest message of "
+            "the topic.",
         ),
     ),
     (

@@ -471,12 +471,13 @@ class PostgresDialect:
     def view_statements(self, view: str, query: str) -> list[str]:
         """Return the statements that create a view or replace it.
 
-        The first takes a lock, because creation fails if another session creates the view at the same time.
+        The first statement takes a lock, because creation fails if another session creates the view at the
+        same time.
         """
         return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete at most ``most`` matching rows, and return their number.
+        """Delete at most ``most`` rows that match ``where``, and return their number.
 
         The rows are chosen by key, because rows in different partitions can have the same ctid.
         """
@@ -490,7 +491,10 @@ class PostgresDialect:
         return f"encode({expression}, 'hex') COLLATE \"C\""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Delete or mark all matching rows, and return their number. TRUNCATE would not count the rows."""
+        """Delete all rows that match ``only``, or mark them as deleted, and return their number.
+
+        A TRUNCATE statement would not count the rows.
+        """
         if mark is None:
             cursor.execute(f"DELETE FROM {location} WHERE {only}")
         else:
@@ -500,10 +504,10 @@ class PostgresDialect:
 
 
 def _held(name: str, column_type: str) -> str:
-    """Return the type of a staging column for a target column's type: ``text`` with a length check for
-    ``varchar``.
+    """Return the type of the staging column for a target column's type.
 
-    COPY into a ``varchar`` would silently cut trailing spaces beyond its length.
+    It is the same type, except that a ``varchar`` becomes a ``text`` with a check of its length. COPY into a
+    ``varchar`` would silently cut trailing spaces beyond its length.
     """
     length = _LENGTH.fullmatch(column_type)
     return f"text CHECK (char_length({name}) <= {length[1]})" if length else column_type

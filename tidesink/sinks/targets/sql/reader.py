@@ -124,14 +124,16 @@ class SqlReader(TableReader):
     def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return a lazy frame of the table's current rows.
 
-        They are read from the database when Spark runs the task.
+        Spark reads the rows from the database each time it computes the frame.
         """
         from tidesink.sinks.spark.digests import ODD
 
         return self.compared_rows(columns).drop(ODD)
 
     def compared_rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
-        """Return the frame of ``rows`` and a column ``ODD``: texts of values that do not fit their type."""
+        """Return the frame of ``rows`` with one more column, ``ODD``: the texts of values that do not fit
+        their column's type.
+        """
         from tidesink.sinks.spark.digests import ODD
 
         database = self._dialect.database
@@ -165,9 +167,8 @@ class SqlReader(TableReader):
         )
 
     def spelling(self, name: str) -> Spelling | None:
-        """Return how the database reformats a column's values.
-
-        MySQL, for example, pads times and decimals.
+        """Return how the database changes the texts of a column: ``digits`` (zeros at the end of a fraction),
+        ``json`` (spaces and the order of members), or None for no change.
         """
         fold = folding(self._present, (column.name for column in self._shape.columns))
         column_type = next(
@@ -219,7 +220,9 @@ class SqlReader(TableReader):
 
 
 def _held(ddl: str, present: str) -> str:
-    """Return the Spark type in which a column is read: the wider of the shape's type and the stored type."""
+    """Return the Spark type in which a column is read: the wider of its wanted type ``ddl`` and its stored
+    type ``present``.
+    """
     return "string" if present == "string" else wider_ddl(ddl, present) or ddl
 
 

@@ -128,8 +128,9 @@ class SqlTable:
         self._columns = frozenset(fold_name(column.name) for column in shape.columns)
 
     def claim(self) -> Claim:
-        """Commit the next epoch in the ledger row, after checking the table. Fences workers with older
-        epochs.
+        """Check the table, and commit the next epoch in its ledger row.
+
+        Workers with an older epoch can then no longer write.
         """
         with self._transaction() as cursor:
             self._ledger.check_sharing(cursor)
@@ -186,17 +187,20 @@ class SqlTable:
                 self._unused = self._staging
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the number of commits in the ledger as the table's version."""
+        """Return the table's location and version. The version is the number of commits in the ledger."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         check_named(entry.progress if entry else None, progress)
         return TableVersion(self.place.shown, entry.commits if entry else 0)
 
     def lock_for_cut(self, cursor: Any, version: int) -> None:
-        """Lock the table's ledger row in the transaction of a cut.
+        """Lock the table's ledger row, in the transaction that publishes a cut.
+
+        ``version``: the number of commits that the ledger row must have.
 
         Raises:
-            StaleProgressError: another worker holds the table, or its version is no longer ``version``.
+            StaleProgressError: another worker holds the table, or the ledger row has another number of
+                commits.
         """
         entry = self._held(cursor, self._claimed_epoch())
         if entry.commits != version:
@@ -206,13 +210,17 @@ class SqlTable:
             )
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes into the table, in a cut's transaction, which has locked the ledger
-        row.
+        """Merge the gathered changes into the target table, in the transaction that publishes a cut.
+
+        The transaction must already have locked the ledger row (``lock_for_cut``).
         """
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return the sink with which the tasks that reduce a batch load its rows into a staging table."""
+        """Return the sink with which the tasks that reduce a batch load its rows into a staging table.
+
+        Returns None while the table's columns are unknown, because a column change was interrupted.
+        """
         if self._changing:  # the columns are unknown until ``evolve`` has read them
             return None
         self._make_staging(rows)
@@ -242,8 +250,9 @@ class SqlTable:
         return EvolveResult(created)
 
     def gap(self, shape: TargetSchema) -> SchemaGap:
-        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
-        difference.
+        """Return the difference between the table's columns and those of ``shape``.
+
+        Uses the columns of the table that were last read.
         """
         plan = self._planned(shape)
         widened = {name: (self._present[name], column_type) for name, column_type in plan.widened.items()}
@@ -325,7 +334,7 @@ class SqlTable:
             return present
 
     def _make(self, cursor: Any, shape: TargetSchema, *, soft: bool) -> None:
-        """Create the table, after checking that the database can store the shape's columns and key."""
+        """Create the table, after checking that the database can store the columns and key of ``shape``."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
         length = self._dialect.key_length
@@ -339,8 +348,9 @@ class SqlTable:
         self._created = True
 
     def _grown(self, shape: TargetSchema, *, created: bool) -> EvolveResult:
-        """Add and widen the columns that ``shape`` needs. Plans the changes again while the ledger row is
-        locked.
+        """Add and widen the columns that ``shape`` needs.
+
+        Locks the ledger row first, and then plans the changes again.
         """
         with self._altering() as (cursor, entry):
             if self._gathers:  # the side table first, so an interrupted change is repeated
@@ -441,7 +451,7 @@ class SqlTable:
         self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Run DDL statements, while this worker's lock on the ledger row keeps other workers out."""
+        """Run DDL statements. The caller's lock on the ledger row keeps other workers out meanwhile."""
         if not statements:
             return
         with self._changer(cursor) as changing:
@@ -466,19 +476,21 @@ class SqlTable:
     def _check_rows(self, entry: Entry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
             raise StaleProgressError(
-                f"{self.place.shown} was dropped, but the ledger still has its progress. Continuing would "
-                f"leave a gap. Restore the table, or delete its rows from {self.place.own_ledger} "
+                f"{self.place.shown} was dropped, but the ledger still has its progress. To continue would "
+                f"lose all earlier rows. Restore the table, or delete its rows from {self.place.own_ledger} "
                 f"(table_name {self.place.name!r}) and let the worker load it again from the start of its "
                 "topic.",
                 table=self._table,
             )
 
     def _take_order(self, batch: ReducedBatch) -> None:
-        """Check the table's order, and add the columns that the source's order needs.
+        """Check that the table can apply the batch's order, and add columns for ``sequence_by: source``.
+
+        These columns store the position of each row and mark deleted rows.
 
         Raises:
-            SchemaRefusedError: the table is ordered by the source and the batch is not, or a column that
-                tombstones set to NULL is NOT NULL.
+            SchemaRefusedError: the table was written with ``sequence_by: source`` and the batch is in Kafka's
+                order, or a column that tombstones set to NULL is NOT NULL.
         """
         check_order(batch, self._present, table=self.place.source)
         if not batch.sequenced or batch.shape == self._ordered:
@@ -512,10 +524,10 @@ class SqlTable:
             make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
     def _staging_types(self, shape: TargetSchema) -> list[str]:
-        """Return the types of the staging columns for the shape's columns.
+        """Return the types of the staging columns for the columns of ``shape``, in order.
 
         Raises:
-            SchemaRefusedError: the target lacks a column of the shape.
+            SchemaRefusedError: the target lacks a column of ``shape``.
         """
         fold = folding(self._present, (column.name for column in shape.columns))
         types = {fold(name): column_type for name, column_type in self._present.items()}
@@ -532,8 +544,8 @@ class SqlTable:
         ]
 
     def _native_types(self, shape: TargetSchema) -> tuple[tuple[str, str], ...]:
-        """Return names and types of the staging columns in which ``cast_staged`` puts values cast to native
-        types.
+        """Return names and types of the additional staging columns, which ``cast_staged`` fills with values
+        that are cast to native types.
         """
         natives = self._natives(shape).items()
         return tuple((native_name(index), fit.kept) for index, fit in natives if fit.kept is not None)
@@ -599,7 +611,7 @@ class SqlTable:
         return self._gathered.add(cursor, merge)
 
     def _check_staged(self, cursor: Any, batch: ReducedBatch, merge: Merge) -> None:
-        """Check the number of staged rows, and cast their values to the types that the user chose."""
+        """Check the number of staged rows, and cast values of columns whose type the user chose."""
         check_staged(cursor, merge)
         cast_staged(cursor, self._dialect, merge, batch.shape, self._natives(batch.shape), self._mend)
 
@@ -770,8 +782,8 @@ class SqlShard:
         defaults: Mapping[str, str],
         present: Mapping[str, str],
     ) -> None:
-        """Write defaults into the shard's rows, and record in the ledger that the rows have the shape's
-        columns.
+        """Write defaults into the shard's rows, and record in the ledger that the rows have the columns of
+        ``shape``.
 
         ``defaults``: default texts by column name.
         ``present``: the table's columns: type by name.
@@ -788,12 +800,13 @@ class SqlShard:
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
     def written(self, entry: Entry, shape: TargetSchema) -> Entry:
-        """Return the ledger row with the columns of ``shape`` added to the columns of the shard's rows."""
+        """Return the shard's ledger row ``entry`` with the columns of ``shape`` added to those it lists."""
         return replace(entry, known=known_after(entry.known or (), shape))
 
     def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
-        """Return ``error`` for a column change that the table cannot make, with the other shards' names
-        added.
+        """Return an error like ``error`` whose message also names the table's other shards.
+
+        ``error``: reports a column change that the table cannot make.
         """
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             others = self._ledger.others(cursor)

@@ -39,8 +39,8 @@ _NO_DROP: Final = (
 
 
 _LENGTH_UNKNOWN: Final = (
-    "The length of this key column is unknown, so a new table gets {} (`target.key-length`). A longer value "
-    "stops the table before it is written. No value is truncated."
+    "The source does not report the length of this key column, so it gets the type {} in a new table "
+    "(`target.key-length`). A longer value stops the table before it is written. No value is truncated."
 )
 
 
@@ -191,7 +191,7 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """Return the GRANT statements that the user needs for the target tables, ledgers and the table of
+        """Return the GRANT statements that the user lacks for the target tables, the ledgers and the table of
         cuts.
         """
         settings = cast("SqlSettings", config.target)
@@ -212,7 +212,7 @@ class SqlPreflight(PreflightChecks):
 
 
 def _is_changed(config: Config, table: TableId) -> bool:
-    """Return True if, by the config, schema changes at the source may alter the target table's columns."""
+    """Return True if the config allows that schema changes at the source alter the target table's columns."""
     policies = config.table_config(table).schema_changes
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 

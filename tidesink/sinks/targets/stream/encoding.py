@@ -80,7 +80,8 @@ def written_schema(shape: TargetSchema, protocol: str, options: CodecOptions) ->
         if _lacks_precision(column, protocol, options):
             raise SchemaRefusedError(
                 f"The precision of this decimal is unknown, but {protocol} needs it. Set "
-                "`avro-decimal-handling-mode: string`, or set the table's definition in the config.",
+                "`avro-decimal-handling-mode: string` under `target`, or set the table's `definition` in the "
+                "config.",
                 table=str(shape.table),
                 column=column.name,
             )
@@ -203,9 +204,9 @@ def prepare(
         encoder.encode(MessageRow("upsert", key, empty, 1 << 18, (), None))
     except IncompatibleSchemaError as error:
         raise SchemaRefusedError(
-            "The schema registry refuses the table's schema. Set a compatibility level that accepts it for "
-            "the subject (PUT /config/SUBJECT at the registry), or another topic rule. The registry's "
-            f"reason: {error.message}",
+            "The schema registry refuses the table's schema. Set a compatibility level of the subject that "
+            "accepts it (PUT /config/SUBJECT at the registry). Or set `target.topic` to another topic rule. "
+            f"The registry's reason: {error.message}",
             **{**error.context, "table": str(shape.table)},
         ) from error
     except EncodeError as error:
@@ -276,7 +277,7 @@ class Encoder:
         )
         record = self._codec.encode(event, topic=self._topic)
         if record is None:
-            raise EncodeError(f"{self._protocol} cannot write a row as a message.")
+            raise EncodeError(f"{self._protocol} cannot write a row as a message. Report this with the log.")
         return record
 
     def _check(self, row: MessageRow) -> None:
@@ -284,11 +285,14 @@ class Encoder:
         if row.commit_ts is None and self._protocol.startswith("debezium"):
             raise EncodeError(
                 f"The source sends no commit_ts, but {self._protocol} needs one. Set enable-tidb-extension = "
-                "true at the changefeed, or write flat-avro or canal-json."
+                "true at the changefeed and under source, or set target.protocol to flat-avro or canal-json."
             )
 
     def _deleted(self, key: Row) -> Row:
-        """Return the before image of a deleted row, of which only the key is known."""
+        """Return the before image of a deleted row. Only its key is known.
+
+        For debezium-avro, all other columns are in the image and NULL.
+        """
         return (
             {column.name: key.get(column.name) for column in self._schema.columns}
             if self._fills_deletes
@@ -334,10 +338,9 @@ def _local(text: str, zone: ZoneInfo, column: str) -> str:
 
 
 NO_TRUNCATE: Final = (
-    "The source truncated the table, but no message that every reader understands can express that. "
-    "Configure "
-    "the connector to skip truncates (skipped.operations: t, its default) and delete the rows at the source "
-    "instead, or send the table again to another topic."
+    "The source truncated the table, but no message that every reader understands can express that. Send "
+    "the table again to another topic. Or set skipped.operations to t (its default) at the connector, so "
+    "that it skips truncates, and delete the rows at the source with DELETE."
 )
 _MAY_TRUNCATE: Final = (
     "No message can express that a table was truncated. A truncate at the source stops its table, unless the "
@@ -359,7 +362,7 @@ class HttpPreflight(PreflightChecks):
         return json_type(column.type)
 
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
-        """Check that the table has a key and no soft deletes. Returns no limits."""
+        """Check that the table has a key and no soft deletes. The result has no limits and no warnings."""
         check_shape(shape, config.table_config(shape.source).deletes)
         return PreflightResult()
 
@@ -393,7 +396,7 @@ class KafkaPreflight(PreflightChecks):
 
 
 def reads_of(config: Config) -> Callable[[str], bool] | None:
-    """Return a function that is True for topics which the pipeline itself reads.
+    """Return a function that returns True for a topic that the pipeline itself reads.
 
     Returns None if the pipeline reads from other brokers than it writes to.
     """

@@ -92,7 +92,8 @@ def try_target(settings: HttpSettings) -> str:
         )
     if status in _DOWN:
         raise TransientTargetError(
-            f"The endpoint answers HTTP {status}. The endpoint, or the server that it forwards to, is down.",
+            f"The endpoint answers HTTP {status}. The endpoint, or the server that it forwards to, is down. "
+            "Start it again, or correct target.url.",
             url=endpoint.shown,
         )
     return f"{urlsplit(endpoint.url).netloc} answers (HTTP {status} to HEAD)"
@@ -183,8 +184,7 @@ class HttpTable(MessageTable):
 
 
 def _in_order(frame: DataFrame, shape: TargetSchema, tasks: int) -> DataFrame:
-    """Return the frame partitioned and sorted by key, so that a batch that is sent again has the same
-    requests.
+    """Return the frame partitioned and sorted by key. So if a batch is sent again, it has the same requests.
 
     ``tasks``: number of tasks that send requests in parallel.
     """
@@ -242,7 +242,7 @@ def _header_parts(value: str) -> Iterator[str]:
 
 
 def _values(query: str) -> Iterator[str]:
-    """Yield the values of a URL's query in each form: as written, decoded, and encoded again."""
+    """Yield each value in a URL's query in several forms: as written, decoded, and encoded again."""
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
         written = value or name
@@ -355,8 +355,8 @@ class Requests:
     def _reason(self, error: requests.RequestException) -> str:
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
             raise TargetError(
-                "The endpoint's certificate is not trusted. Set target.tls.ca to its certificate authority, "
-                "or check the host name.",
+                "The endpoint's certificate is not trusted. Set target.tls.ca to the file of its certificate "
+                "authority, and check the host name in target.url.",
                 url=self._endpoint.shown,
             ) from error
         if isinstance(error, requests.exceptions.InvalidHeader | requests.exceptions.InvalidURL):
@@ -366,7 +366,7 @@ class Requests:
                 url=self._endpoint.shown,
             ) from error
         if isinstance(error, requests.Timeout):
-            return f"no answer within {self._endpoint.timeout:g} s; target.timeout sets how long"
+            return f"no answer within {self._endpoint.timeout:g} s; raise target.timeout if it is too short"
         return f"no connection: {_reason_of(error)}; check target.url, and that the endpoint runs"
 
     def _wait(self, state: RetryCallState) -> float:
@@ -382,7 +382,7 @@ class Requests:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return the reason of a failed connection, from the socket error that caused the library's error."""
+    """Return why a connection failed, from the socket error that caused the error of ``requests``."""
     for cause in causes_of(error):
         if isinstance(cause, ConnectionRefusedError):
             return "connection refused"

@@ -212,13 +212,15 @@ _PERMANENT: Final = {
     "target.max-message-bytes.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to write to the topic.",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write with idempotence.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write with idempotence "
+    "(IDEMPOTENT_WRITE on the cluster).",
     KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under target.kafka.",
     KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under target.kafka.",
     KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
-    KafkaError.INVALID_RECORD: "The broker refuses the record. A topic with cleanup.policy compact needs "
-    "messages with keys, and canal-json has none.",
-    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses the message.",
+    KafkaError.INVALID_RECORD: "A topic with cleanup.policy compact accepts only messages with keys, and "
+    "canal-json messages have no key. Set the topic's cleanup.policy to delete, or change target.protocol.",
+    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses the message. See the broker's log for the "
+    "policy.",
     KafkaError._INVALID_ARG: "Check target.kafka.",
 }
 # Errors of the Kafka client, before the message is sent. For size, its own limit applies instead of the
@@ -235,7 +237,7 @@ def delivery_error(
 ) -> TargetError:
     """Return the error to raise for a message that was not delivered.
 
-    ``which``: describes the message.
+    ``which``: the message, as the error describes it.
     ``sent``: False if the client rejected the message before sending it.
     """
     remedy = (_PERMANENT if sent else _UNSENT).get(error.code())
@@ -250,7 +252,7 @@ class Parcel(NamedTuple):
     """A message that was sent and is not acknowledged yet.
 
     ``size``: length of key and value in bytes.
-    ``place``: topic, partition and offset of the row's event at the source; None if unknown.
+    ``place``: topic, partition and offset of the record from which the row was read; None if unknown.
     """
 
     op: str
@@ -259,7 +261,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """Create the parcel of a message; ``row``: the row that was encoded, ``record``: the message."""
+        """Create the parcel of a message. ``row``: the row that was encoded. ``record``: the message."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
@@ -512,10 +514,9 @@ class TargetTopics:
         return self._admin
 
     def _error(self, exc: KafkaException, topic: str | None) -> TargetError:
-        """Return the error to raise for a failed request.
+        """Return the error to raise for a failed request to the brokers.
 
-        If no broker answered, this is the error of the failed connection (TLS or login) instead of the
-        timeout.
+        If no broker answered because TLS or the login failed, the error reports this instead of a timeout.
         """
         self._admin.poll(0)
         newest = self._errors.taken()
@@ -527,7 +528,8 @@ class TargetTopics:
         settings = self._settings
         if not settings.auto_create_topic:
             raise TargetError(
-                "The topic does not exist, and target.auto-create-topic is false. Create the topic.",
+                "The topic does not exist, and target.auto-create-topic is false. Create the topic, or set "
+                "target.auto-create-topic to true.",
                 topic=topic,
             )
         new = NewTopic(topic, settings.partition_num, settings.replication_factor)

@@ -75,7 +75,7 @@ _VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
 _TRIES: Final = 8
 _CUT_DIGITS: Final = 16
-_APART: Final = "send it to a place of its own (target.topic, target.url or routes in the config)"
+_APART: Final = "send this table to its own topic or URL (target.topic, target.url or routes in the config)"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,10 @@ class LedgerEntry:
         }
 
     def claimed(self, now: int) -> LedgerEntry:
-        """Return the entry with the next epochs, for a claim; ``now``: milliseconds since 1970."""
+        """Return the ledger entry after a claim: with the next epochs and without a result.
+
+        ``now``: the current time in milliseconds since 1970.
+        """
         epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
         progress = self.progress and replace(self.progress, epoch=epoch)
         # The result is dropped, because it belongs to a batch of the previous epoch.
@@ -186,7 +189,7 @@ class Stamp:
 
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """Return the stamp of the batch that ``progress`` includes; ``entry``: the table's current ledger."""
+        """Return the stamp of the batch that ends at ``progress``. ``entry``: the table's ledger entry."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
@@ -265,7 +268,9 @@ class StoreLedger:
         self._claimed: Hold | None = None
 
     def claim(self) -> Claim:
-        """Record the next epoch, which fences older workers, and return it with the applied progress.
+        """Record the next epoch, and return it with the applied progress.
+
+        Workers with an older epoch can then no longer record progress.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
@@ -330,7 +335,9 @@ class StoreLedger:
             if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
                 return new
         raise TransientTargetError(
-            "Other workers kept writing to the table's ledger.", table=str(self._owner.table)
+            "Other workers kept changing the table's ledger in the state store. The worker tries again. Run "
+            "only one worker per table.",
+            table=str(self._owner.table),
         )
 
     def _checked(self, document: Any | None) -> LedgerEntry:
@@ -433,11 +440,12 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """Return a batch's frame, reduced to the columns that the sending tasks read.
 
     Raises:
-        TargetError: the batch has rows instead of a frame, or is in the source's order.
+        TargetError: the batch has rows instead of a frame, or its table has ``sequence_by: source``.
     """
     if batch.frame is None:
         raise TargetError(
-            "This target needs a batch with a Spark frame, but this batch has Python rows.",
+            "This target needs a batch with a Spark frame, but this batch has Python rows. Report this with "
+            "the log.",
             table=str(batch.shape.table),
         )
     if batch.sequenced:
@@ -452,8 +460,8 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
 def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
     """Check, before anything is sent, that messages can express the values that rows omit.
 
-    ``tells``: True if the protocol can express an omitted value. Even then, it cannot for a row that was
-        deleted earlier in the batch, because readers no longer have the value.
+    ``tells``: True if the protocol can express an omitted value. Then only rows that were deleted earlier in
+        the batch must have all values, because readers no longer have them.
 
     Raises:
         ValueNotStoredError: a row omits a value that cannot be expressed. The error names the columns, and
@@ -500,7 +508,9 @@ class MessageRow(NamedTuple):
         empty = [name for name, value in self.key.items() if value is None]
         if empty or not self.key:
             raise EncodeError(
-                "A key column is NULL, so the message would not identify a row.", column=", ".join(empty)
+                "A key column is NULL, so the message would not identify a row. Set `keys` in the config to "
+                "columns that are never NULL.",
+                column=", ".join(empty),
             )
 
 
@@ -521,7 +531,7 @@ class MessageRows:
         self._readers = {column.name: _to_source(column, zone) for column in shape.columns}
 
     def read(self, batch: pa.RecordBatch) -> Iterator[MessageRow]:
-        """Yield the rows of an Arrow batch that has the columns which ``message_columns`` returns."""
+        """Yield the rows of an Arrow batch with the columns that ``message_columns`` returns."""
         names = batch.schema.names
         count = batch.num_rows
         omissions = _listed(batch, "_kept", names) or [None] * count
@@ -564,7 +574,7 @@ def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _to_source(column: TargetColumn, zone: ZoneInfo) -> ToSource | None:
-    """Return a function that converts a column's Spark value to the source's; None if they are equal."""
+    """Return a function that converts a column's Spark values to the source's; None if they are the same."""
     reader = row_of(column.type).reader
     if reader in ("integer", "unsigned64", "bit") and column.spark.startswith("decimal"):
         return int
@@ -584,7 +594,10 @@ def _to_source(column: TargetColumn, zone: ZoneInfo) -> ToSource | None:
 
 
 def _number_or_label(text: str) -> Value:
-    """Convert a value of an ENUM or SET column with unknown members. canal-json sends numbers for them."""
+    """Convert the text of a value of an ENUM or SET column whose members are unknown.
+
+    A text of digits becomes a number, because canal-json sends members as numbers.
+    """
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -593,17 +606,20 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """Return a TIMESTAMP as text. If it is the second of two equal local times, it is marked for row
-    checksums.
+    """Return a local time of a TIMESTAMP as text.
+
+    A local time occurs twice when clocks are set back. The second time is returned as a ``FoldedTime``, which
+    row checksums need.
     """
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
 
 def _clock(value: datetime, column_type: ColumnType) -> str:
-    """Return a time's text with the fraction digits of its type, or with all six if the value needs more.
+    """Return a time as text with the number of fraction digits that its type has.
 
-    If the type has no number of fraction digits, the text has six of them, or none if they are all zero.
+    The text has six fraction digits if the value does not fit into that number. If the number is unknown, the
+    text has six fraction digits, or none if they are all zero.
     """
     text = value.isoformat(sep=" ", timespec="microseconds")
     whole, _, fraction = text.partition(".")
@@ -636,7 +652,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the frame's rows.
-        TargetError: ``task`` raised an error. The first one is raised again with its own class.
+        TargetError: ``task`` raised an error. The first such error is raised again with its own class.
         TransientTargetError: Spark could not finish the tasks.
     """
 
@@ -650,7 +666,8 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         raise TargetError("A task that sends rows failed. Report this with the log.", table=table) from exc
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"The tasks that send rows failed ({type(exc).__name__}). Some rows may have been sent.",
+            f"The tasks that send rows failed ({type(exc).__name__}). Some rows may have been sent. The "
+            "batch is sent again.",
             table=table,
         ) from exc
     for row in rows:
@@ -667,7 +684,8 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the batch's rows.
-        TargetError: the batch has no frame, is in the source's order, or ``task`` raised an error.
+        TargetError: the batch has no frame, its table has ``sequence_by: source``, or ``task`` raised an
+            error.
         TransientTargetError: Spark could not finish the tasks.
     """
     frame, table = batch_frame(batch), str(batch.shape.table)
