@@ -63,7 +63,7 @@ def _comes(reader: ConnectorCheckpoints, position: int | None, reason: str = "")
 
 def test_the_newest_offset_of_the_connector_is_read(bed: _Bed) -> None:
     bed.reader.look()
-    none = f"topic {bed.topic} has no offset of connector bank yet"
+    none = f"Topic {bed.topic} has no offset of connector bank yet."
     assert (bed.reader.newest, bed.reader.reason) == (None, none)
     bed.commit(_at(4))
     bed.commit(_at(90), key=("other", {"server": "bank"}))
@@ -107,7 +107,7 @@ def test_an_offset_in_an_open_transaction_is_none_yet_and_its_rows_are_before_th
 
 
 def test_what_is_no_topic_of_offsets_is_said(bed: _Bed) -> None:
-    with pytest.raises(SourceError, match="no topic none-such, which"):
+    with pytest.raises(SourceError, match="not have topic none-such, which"):
         bed.of("none-such").look()
     bed.commit(_at(4))
     bed.commit(_at(4), key=("bank", {"server": "bank", "database": "b"}))
@@ -148,5 +148,5 @@ def test_a_topic_that_is_read_in_part_has_no_checkpoint(bed: _Bed) -> None:
         seen.add(another.reason.partition(" (")[0])
     assert (another.newest, another.reason) == (_checkpoint(5), "")
     # How many looks it takes is the client's matter; none of them took an offset before the last one.
-    assert seen <= {f"topic {bed.topic} is not read to its end yet", ""}
+    assert seen <= {f"Topic {bed.topic} is not read to its end yet", ""}
     another.close()

@@ -237,7 +237,7 @@ def test_debezium_s_envelopes_are_followed_by_their_tombstones(
         assert lake_rows(tmp_path / folder, "orders") == rows
     refused = work("refused")
     assert refused is not None
-    assert "no delete among envelopes: set source.debezium.unwrapped: true" in refused
+    assert "a tombstone is not a delete. Remedy: set source.debezium.unwrapped: true" in refused
 
 
 @FULL

@@ -131,7 +131,7 @@ def test_one_table_of_a_topic_with_several(tidesink: SparkSession, servers: Serv
     # Without a definition the first records of the table say its columns.
     (row,) = _read(tidesink, {**given, "table": "shop.others"}).collect()
     assert row["after"].asDict() == {"id": 1, "name": "other"}
-    with pytest.raises(PythonException, match=r"carries shop.orders and shop.others"):
+    with pytest.raises(PythonException, match=r"has tables shop.orders and shop.others"):
         _read(tidesink, given).collect()
 
 

@@ -237,7 +237,7 @@ def test_keys_that_do_not_compare_are_refused() -> None:
         _written(0, SCHEMAS[0], {"id": 1, "shard": "x", "a": 1}),
         _written(1, text, {"id": "1", "shard": "x", "a": 1}),
     ]
-    with pytest.raises(SchemaMismatchError, match=r"key column id has types .* int32, string"):
+    with pytest.raises(SchemaMismatchError, match=r"Key column id has types .* int32, string"):
         reduce_tables(tables_of(events), ("id", "shard"))
 
 

@@ -38,7 +38,7 @@ def test_a_module_that_executors_lack_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     same = importlib.import_module("on_the_driver").same
     frame = spark.range(1).mapInArrow(same, "id bigint")
-    with pytest.raises(ConfigError, match="executors has no module on_the_driver: install there"), _errors():
+    with pytest.raises(ConfigError, match=r"executors has no module on_the_driver\. Install the"), _errors():
         frame.collect()
 
 
@@ -54,7 +54,7 @@ def _fault(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def test_a_job_whose_worker_was_killed_may_pass(spark: SparkSession) -> None:
-    with pytest.raises(SourceUnavailableError, match="was cut off") as caught, _errors(topic="t"):
+    with pytest.raises(SourceUnavailableError, match="was interrupted") as caught, _errors(topic="t"):
         spark.range(1).mapInArrow(_kill, "id bigint").collect()
     assert may_pass(caught.value)
     assert caught.value.context == {"topic": "t"}

@@ -86,7 +86,7 @@ def test_a_file_of_properties_beside_ours_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    assert "ConfigError: PYSPARK_SUBMIT_ARGS gives Spark a --properties-file" in done.stderr
+    assert "ConfigError: PYSPARK_SUBMIT_ARGS passes a --properties-file to Spark" in done.stderr
     assert "spark-defaults.conf" in done.stderr
 
 
