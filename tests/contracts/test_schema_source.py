@@ -20,5 +20,5 @@ def test_a_schema_is_found_by_its_uuid_as_often_as_it_is_asked_for() -> None:
     assert isinstance(source, SchemaSource)
     assert source.schema_by_uuid(KNOWN) == TEXT
     assert source.schema_by_uuid(KNOWN) == TEXT
-    with pytest.raises(SchemaNotFoundError, match=f"{OTHER} in schemas.jsonl"):
+    with pytest.raises(SchemaNotFoundError, match=rf"schemas\.jsonl has no Glue schema version {OTHER}"):
         source.schema_by_uuid(OTHER)

@@ -320,8 +320,8 @@ def test_a_damaged_store_says_so(tmp_path: Path) -> None:
     [
         ("nothing://u:hunter2@x", "no SQLAlchemy driver for nothing"),
         ("postgres+none://u:hunter2@h/d", "no SQLAlchemy driver for postgres.none"),
-        ("://", "nor a SQLAlchemy URL"),
-        ("mysql+pymysql://u:hunter2@h:port/d", "nor a SQLAlchemy URL"),
+        ("://", "nor a valid SQLAlchemy URL"),
+        ("mysql+pymysql://u:hunter2@h:port/d", "nor a valid SQLAlchemy URL"),
     ],
 )
 def test_a_place_that_is_no_database_is_refused(place: str, said: str) -> None:

@@ -143,7 +143,7 @@ def test_a_bad_record_is_an_error_that_names_its_place(tidesink: SparkSession, s
     writer.send(b"no key", b"no value")
     with pytest.raises(PythonException) as caught:
         _read(tidesink, _options(servers, writer.topic)).collect()
-    assert f"{writer.topic}[0]@1: the key starts with" in str(caught.value)
+    assert f"{writer.topic}[0]@1: The key starts with" in str(caught.value)
 
 
 def test_a_stream_reads_on_where_it_was(tidesink: SparkSession, servers: Servers, tmp_path: Path) -> None:

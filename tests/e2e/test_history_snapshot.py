@@ -177,7 +177,7 @@ def test_a_database_without_timestamps_is_refused_by_the_plan_and_the_worker(
         table.change()
         defaults = {"snapshot": "initial", "mode": "history"}
         config = load_config(live_config(tmp_path, servers, table, mariadb_url, defaults=defaults))
-        (planned,) = with_snapshots(config, by_topics(config, table_plans(config)))
+        (planned,) = with_snapshots(config, by_topics(config, table_plans(config, sample=100)))
         (found,) = run(config, until="drained").tables
         for said in (planned.problem, found.error):
             assert "no timestamps that can be compared with a commit_ts" in str(said)

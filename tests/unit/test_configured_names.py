@@ -344,5 +344,5 @@ def test_the_config_leaves_it_to_the_table_whether_two_spellings_are_two_columns
     found = wrong(changed(CANAL_JSON, defaults=settings))
     assert {name: problem.reason for name, problem in found.items()} == {
         "defaults.columns": "name is listed twice",
-        "defaults.rename": "name is renamed twice",
+        "defaults.rename": "name is renamed twice (case is ignored)",
     }

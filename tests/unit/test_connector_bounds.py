@@ -186,7 +186,7 @@ def test_a_table_that_is_left_out_is_said_to_have_nothing() -> None:
     shown = {"last": None, "next": 10, "waits": "", "held_back": {}, "excluded": ["s.a"]}
     assert [*cut_lines(shown)] == [
         "next cut: position 10",
-        "next cut leaves out s.a: its topic is still empty",
+        "the next cut leaves out s.a: its topic is still empty",
     ]
 
 

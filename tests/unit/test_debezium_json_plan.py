@@ -25,7 +25,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
-    TopicPartition,
+    Place,
     Writers,
     debezium_json_plan,
     first_writer,
@@ -154,7 +154,7 @@ def test_a_told_column_comes_back_as_it_was() -> None:
 
 def test_a_writer_comes_back_as_it_was() -> None:
     reported = InferredColumn(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=True)
-    writer = JsonWriter((reported,), ("c",), bare=True, is_ticdc=True, place=TopicPartition(5, 6, 7))
+    writer = JsonWriter((reported,), ("c",), bare=True, is_ticdc=True, place=Place(5, 6, 7))
     assert writer_of(writer.text) == writer
     assert writer_of(writer.text).place == writer.place
 
@@ -253,7 +253,7 @@ def test_a_column_that_the_plan_lacks_is_told() -> None:
 def test_all_records_of_a_writer_tell_the_same_with_the_oldest_place() -> None:
     rows = _rows(_text_plan(), *(_typed({"id": n, "n": "a", "new": "b"}) for n in range(3)))
     (text,) = {text for row in rows for text in row["_fields"]}
-    assert writer_of(text).place == TopicPartition(998, 2, 0)
+    assert writer_of(text).place == Place(998, 2, 0)
     assert not writer_of(text).bare
 
 
@@ -302,7 +302,7 @@ def test_rows_before_a_column_have_its_default_after_a_failover() -> None:
         plan = debezium_json_plan(_TABLE, writers=_learnt(known, *messages))
         assert _rows(plan, *messages)[0]["after"]["new"] == "filled"
     first, later = (
-        replace(writer, source=source, place=TopicPartition(time, 7, partition))
+        replace(writer, source=source, place=Place(time, 7, partition))
         for writer, source, time, partition in zip(
             _learnt(with_old, old, new[1]).with_schema, ((500, 4), (3, 4)), (1, 2), (0, 1), strict=True
         )

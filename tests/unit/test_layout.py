@@ -181,7 +181,7 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
         (
             {"defaults": {"ignore_null_updates": True, "sequence_by": "source"}},
             "ignore_null_updates",
-            "under sequence_by: source",
+            "with sequence_by: source",
         ),
         (
             {"defaults": {"ignore_null_updates": True}, "source__protocol": "debezium-json"},

@@ -22,7 +22,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch import counts
+from tidesink.sinks.batch import counts as batch_counts
 from tidesink.sinks.batch.context import StopRequestedError, may_pass
 from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.batch.cuts import topic_after
@@ -398,7 +398,9 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
     read = PartitionSummary(10, 19, last=LastRecord(19, epoch))
     reduction = Reduction(
         batch._plan,
-        cast("Any", SimpleNamespace(summary=BatchSummary(places={counts.TopicPartition("t", 0): read}))),
+        cast(
+            "Any", SimpleNamespace(summary=BatchSummary(places={batch_counts.TopicPartition("t", 0): read}))
+        ),
     )
     progress = batch._next_progress(reduction)
     assert batch._follows(progress) == counts
@@ -416,7 +418,10 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     plan = BatchPlan((OffsetRange("t", 0, 100, 150),), found(2, end=150))
     read = PartitionSummary(100, 149, last=LastRecord(149, 2))
     reduction = Reduction(
-        plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={counts.TopicPartition("t", 0): read})))
+        plan,
+        cast(
+            "Any", SimpleNamespace(summary=BatchSummary(places={batch_counts.TopicPartition("t", 0): read}))
+        ),
     )
 
     def applied() -> BatchOutcome:

@@ -290,7 +290,7 @@ def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:
     assert shop.json()["asked_to_rewind"] == []
     asked = RewindControl(7, "shop_orders", "id", {1: 20, 0: 5})
     change_control(shop.store, "shop", ORDERS, lambda control: control.rewound(asked))
-    line = "shop.orders: asked to read shop_orders again: partition 0 from 5, partition 1 from 20. "
+    line = "shop.orders: rewind of shop_orders requested: partition 0 from 5, partition 1 from 20. "
     assert line in shop.asked().stdout
     partitions = [{"partition": 0, "offset": 5}, {"partition": 1, "offset": 20}]
     rewind = {"topic": "shop_orders", "partitions": partitions}

@@ -109,7 +109,7 @@ def test_two_routes_to_one_table_need_one_shard_column() -> None:
 
 def test_what_shared_tables_cannot_be_yet_is_refused() -> None:
     ordered = changed(config(SHARDS), defaults__sequence_by="source", source__enable_tidb_extension=True)
-    assert "ordered by the source" in wrong(ordered)["routes[0].shard-column"].reason
+    assert "tables with sequence_by: source" in wrong(ordered)["routes[0].shard-column"].reason
 
 
 def test_a_name_that_becomes_nothing_is_refused() -> None:

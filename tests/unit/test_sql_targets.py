@@ -83,8 +83,8 @@ def test_settings_say_where_and_hide_the_password() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"url": "postgresql://tide:opensesame@db/shop"}, "not into the URL"),
-        ({"url": "postgresql://db/shop?sslmode=disable"}, "not into the URL"),
+        ({"url": "postgresql://tide:opensesame@db/shop"}, "remove user, password and options from the URL"),
+        ({"url": "postgresql://db/shop?sslmode=disable"}, "remove user, password and options from the URL"),
         ({"url": "postgresql://db"}, "give a URL such as postgresql://"),
         ({"url": "mysql://db/shop"}, "give a URL such as postgresql://"),
         ({"url": "postgresql://db:port/shop"}, "give a URL such as postgresql://"),
