@@ -131,7 +131,9 @@ def test_mysql_counts_fewer_rows_than_it_was_given(mysql_sql: Bed) -> None:
     with target.connections.transaction("test", writes=False) as cursor:
         dialect.create_staging(cursor, place.staging(1), STAGED)
         cursor.execute(f"INSERT INTO {place.staging(1)} VALUES (7, 0, 1, 'new', 2), (7, 0, 2, 'new', 3)")  # noqa: S608
-        with pytest.raises(AccountingError, match="reports 3 affected rows for 4 upserts, of which 1 updated"):
+        with pytest.raises(
+            AccountingError, match="reports 3 affected rows for 4 upserts, of which 1 updated"
+        ):
             dialect.merge(cursor, merge)
 
 

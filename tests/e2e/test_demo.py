@@ -152,7 +152,7 @@ def _assert_a_wrong_value_is_seen(directory: Path) -> None:
     expected = load_expected(directory / "expected.json")[0]
     expected.rows[0][1] = "nobody@example.com"
     check = check_table(directory / "lake" / "shop" / expected.table.name, expected)
-    assert "must be 'nobody@example.com'" in check.differences[0]
+    assert "expected 'nobody@example.com'" in check.differences[0]
 
 
 # In the middle of its work Ctrl-C comes below, and more than once.

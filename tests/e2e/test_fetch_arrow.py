@@ -216,7 +216,7 @@ def test_a_topic_created_again(brokers: str, topic: str) -> None:
     # From an offset that the new topic has not, and up to one that it has not.
     with pytest.raises(SourceError, match="the partition ends at 5"):
         _fetched(brokers, FetchRange(topic, 0, 7, 10))
-    with pytest.raises(SourceError, match="the partition ends at 5"):
+    with pytest.raises(SourceError, match="The partition ends at offset 5"):
         _fetched(brokers, FetchRange(topic, 0, 0, 10), FetchLimits(refusal=2))
     # Where the new topic holds as many records, its id alone tells.
     with pytest.raises(SourceError, match="deleted and recreated"):

@@ -25,6 +25,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import target_of
 from tests.e2e.traces import Pipeline, database, lake
 from tests.e2e.writing import ID, NAME, TableWriter, schema_of
+from tests.postgres_database import admin_dsn
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
 from tidesink.sinks.targets.sql.location import Endpoint
@@ -282,13 +283,7 @@ def test_rewind(on_postgres: Pipeline, endpoint: Endpoint) -> None:
         writer.upsert({"id": number, "name": "first"}, commit_ts=at(number))
     writer.upsert({"id": 4, "name": "second"}, commit_ts=at(6))
     on_postgres.drain()
-    with psycopg.connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        dbname=endpoint.database,
-        user=endpoint.user,
-        password=endpoint.password,
-    ) as connection:
+    with psycopg.connect(admin_dsn(endpoint)) as connection:
         connection.execute("DELETE FROM shop.again WHERE id >= 4")
     on_postgres.tidesink("offsets", "rewind", "shop.again", "--to-offset", "0=3")
     on_postgres.drain()

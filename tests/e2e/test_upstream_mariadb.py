@@ -87,7 +87,7 @@ def test_a_server_that_is_no_tidb_is_refused(mariadb_url: str) -> None:
 def test_a_user_that_is_refused_is_told_without_the_password(mariadb_url: str) -> None:
     url = sa.engine.make_url(mariadb_url).set(username="nobody", password="SECRET")
     upstream = open_upstream(url.render_as_string(hide_password=False))
-    with pytest.raises(ConfigError, match="refuses the user") as caught:
+    with pytest.raises(ConfigError, match="denies access to the user") as caught:
         upstream.row(TableId("mysql", "user"), {"Host": "x"}, commit_ts=5)
     assert "SECRET" not in str(caught.value)
     upstream.close()

@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.letters import written_letters
+from tests.postgres_database import admin_dsn
 from tidesink.cli.main import app
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import LOGICAL_BITS
@@ -223,13 +224,7 @@ def _delta_commit(actions: Sequence[Json]) -> Json:
 
 def database(endpoint: Endpoint) -> Json:
     """Every table and view of a Postgres database: columns and rows. The ledger is one of them."""
-    with psycopg.connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        dbname=endpoint.database,
-        user=endpoint.user,
-        password=endpoint.password,
-    ) as connection:
+    with psycopg.connect(admin_dsn(endpoint)) as connection:
         tables = connection.execute(
             "SELECT oid, relnamespace::regnamespace::text, relname FROM pg_class "
             "WHERE relkind IN ('r', 'v', 'm', 'p') AND relnamespace NOT IN "

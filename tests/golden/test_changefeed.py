@@ -157,5 +157,5 @@ def _table(text: str) -> TableId:
     "pattern", ["a", "a.", ".a", "a.b.c", "a b.c", "[.x", "/a", "`a.b", "\\a.b", "a.b\\", "/(/.a", "@f"]
 )
 def test_a_pattern_that_tidb_refuses_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="matcher"):
+    with pytest.raises(ConfigError, match="Matcher"):
         TableFilter.parse([pattern])

@@ -238,12 +238,12 @@ def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession)
     )
     assert [row["_op"] for row in found] == [DELETE, BAD]
     assert (found[0]["after"], found[0]["_kept"]) == (None, None)
-    assert "did not send" in found[1]["_detail"]["reason"]
+    assert "needs a column whose value is not in this event" in found[1]["_detail"]["reason"]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("n", "must be a condition, but its type is int"), ("date_add(n, id) > n", "Spark does not accept")],
+    [("n", "is a value of type int, not a condition"), ("date_add(n, id) > n", "Spark does not accept")],
 )
 def test_what_spark_does_not_take_as_a_condition_is_said(spark: SparkSession, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
