@@ -114,7 +114,9 @@ _RENAMED: Final[Mapping[str, str]] = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
-_TLS_BY_OPENSSL: Final = "remove it, because OpenSSL negotiates TLS; ssl.cipher.suites has OpenSSL's names"
+_TLS_BY_OPENSSL: Final = (
+    "remove it, because OpenSSL negotiates TLS; name the ciphers in ssl.cipher.suites as OpenSSL does"
+)
 _CALLBACK: Final = (
     f"set {TOKEN_CALLBACK} to module:function, the name of a Python function that returns (token, expiry "
     "in seconds since 1970); for Amazon MSK with IAM, write a function that calls aws_msk_iam_sasl_signer"

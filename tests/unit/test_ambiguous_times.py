@@ -258,7 +258,7 @@ def test_plan_warns_where_nothing_says_which_time_is_meant(zone: str, summed: bo
     config = right(changed(FLAT_AVRO, source__time_zone=zone))
     plan = table_plans._flat_avro(config, registry, TOPIC, SCHEMA.table)
     assert plan.policies["ambiguous-time"] == "first"
-    told = [line for line in plan.warnings if "ambiguous-time: first decides" in line]
+    told = [line for line in plan.warnings if "ambiguous-time: first says which" in line]
     assert len(told) == warned
     assert all("For made, paid" in line for line in told)
     notes = {column.name: column.note for column in plan.columns}

@@ -855,8 +855,9 @@ def flat_avro_warnings(
 
 _AMBIGUOUS: Final = (
     "When the clocks of {zone} are set back, a local time occurs twice, and the topic does not show which "
-    "one is meant. For {columns} ambiguous-time: {policy} decides. To avoid this, enable row checksums "
-    "(flat-avro), or use UTC as the time zone of the changefeed and as source.time-zone."
+    "one is meant. ambiguous-time: {policy} says which one tidesink takes for {columns}. To avoid the "
+    "question, enable row checksums (flat-avro), or use UTC as the time zone of the changefeed and as "
+    "source.time-zone."
 )
 
 

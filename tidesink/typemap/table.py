@@ -117,7 +117,7 @@ def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
 _NO_WIDTH = "Avro records have the type INT for all types from TINYINT to INT, so the column is int"
 _WRAPPED = "values above 2^63-1 are negative numbers in records; they are corrected when they are read"
 _LONG_DECIMAL = "with more than 38 digits or an unknown precision: stored exactly, as text"
-_CALENDAR = "zero-date decides about invalid calendar dates"
+_CALENDAR = "the setting zero-date says what an invalid calendar date becomes"
 _ZONED = (
     f"{_CALENDAR}; read in the configured time zone, where ambiguous-time decides about times "
     "that occur twice"
@@ -217,7 +217,7 @@ _TEXTS = _words(
     "int4range, int8range, numrange, daterange, tsrange, tstzrange"
 )
 _INSTANTS = ("timestamptz", "datetimeoffset")
-_WIDE = "infinity, BC and years above 9999 are text in Python; in Delta, zero-date decides about them"
+_WIDE = "infinity, BC and years above 9999: text in Python; in Delta, what the setting zero-date says"
 _NANOS = "with 7 to 9 digits of a second: stored as text in Delta"
 
 # Types that TiDB does not have: types of other databases, as Debezium names them (``SEMANTIC_TYPES``).

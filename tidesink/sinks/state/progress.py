@@ -511,7 +511,10 @@ def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int
             another epoch.
     """
     if claimed is None:
-        raise StaleProgressError("The table must be claimed before it is written.", table=str(table))
+        raise StaleProgressError(
+            "The table must be claimed before progress is stored for it. Call `claim` first.",
+            table=str(table),
+        )
     if ledger != claimed:
         raise StaleProgressError(
             f"Another worker holds this table: the target's ledger is at epoch {_words(ledger)}, but this "
