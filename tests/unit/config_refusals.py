@@ -552,7 +552,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "too many records",
         changed(FLAT_AVRO, batch__max_records=10**26),
         "batch.max-records",
-        "is not a number",
+        "is not a valid number",
         "1000000000 or less",
     ),
     (

@@ -108,7 +108,7 @@ def test_a_row_key_is_written_last() -> None:
         (_event(after=None), {}, "The insert lacks a row"),
         (_event(Op.UPDATE, before=None), {}, "The update lacks a row"),
         (_event(commit_ts=None), {}, "commit time"),
-        (_event(commit_ts=None, extension={"es": 5}), {"enable_tidb_extension": True}, "needs a commit_ts"),
+        (_event(commit_ts=None, extension={"es": 5}), {"enable_tidb_extension": True}, "has no commit_ts"),
         (_event(), {"enable_tidb_extension": True, "output_row_key": True}, "rowkey"),
         (_event(after={"id": "x"}), {}, "column=id"),
         (_event(after={"id": 2**40}), {}, "column=id"),

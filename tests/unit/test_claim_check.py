@@ -171,7 +171,7 @@ def test_a_root_that_is_a_link_itself_is_the_users_own_choice(tmp_path: Path) ->
 
 
 def test_a_file_that_is_gone_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RowUnavailableError, match=r"has no claim-check file .* it was removed"):
+    with pytest.raises(RowUnavailableError, match=r"has no claim-check file .* was removed"):
         _after(tmp_path, f"file://{tmp_path}/{NAME}")
 
 

@@ -160,4 +160,4 @@ def test_the_message_lists_every_problem(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(file)
     assert "2 settings are wrong in t.yaml" in raised.value.message
-    assert "batch.max-records: 'x' is not a number" in raised.value.message
+    assert "batch.max-records: 'x' is not a valid number" in raised.value.message

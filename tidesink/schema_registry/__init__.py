@@ -1,6 +1,4 @@
-"""Schema registries: an HTTP client, an in-memory registry, and TiCDC's rules for names of topics and
-subjects.
-"""
+"""Schema registries: a client over HTTP, one in memory, and TiCDC's names of topics and subjects."""
 
 from tidesink.schema_registry.base import (
     CompatibilityLevel,

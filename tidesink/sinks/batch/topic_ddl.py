@@ -666,6 +666,7 @@ def applied(
 
 
 def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
+    """Apply one statement to the definitions, and yield a warning for each effect that is not applied."""
     readded = definitions.readded()
     try:
         about = statement.about
