@@ -59,5 +59,5 @@ def test_who_logs_in_is_said_in_plain_text_only_where_the_mode_allows_it(mode: s
 
 def test_a_driver_that_keeps_to_no_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pymysql, "VERSION", (1, 1, 3, "final"))
-    with pytest.raises(ConfigError, match=r"plain text.*pip install 'pymysql>=1.2'"):
+    with pytest.raises(ConfigError, match=r"unencrypted.*pip install 'pymysql>=1.2'"):
         connect(Endpoint("127.0.0.1", 1, "", USER, "opensesame", tls="verify-full"))

@@ -87,7 +87,11 @@ def test_routes_that_may_merge_tables_are_known(match: str, to: str, merges: boo
         ({**SHARDS, "to": "shop.$0"}, "routes[0].to", "$1 to $9"),
         ({**SHARDS, "to": "shop.$3"}, "routes[0].to", "names group $3"),
         ({**SHARDS, "shard": "$3"}, "routes[0].shard", "names group $3"),
-        ({**SHARDS, "shard": "one"}, "routes[0].shard", "same for all"),
+        (
+            {**SHARDS, "shard": "one"},
+            "routes[0].shard",
+            "is the same text for all source tables, so their rows could not be distinguished",
+        ),
         ({**SHARDS, "shard-column": None}, "routes[0].shard-column", "overwrite each other"),
         ({"match": r"a\.b", "to": "c.d", "shard": "x"}, "routes[0].shard", "without shard-column"),
     ],

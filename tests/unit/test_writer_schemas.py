@@ -82,7 +82,7 @@ def test_another_tables_schema_is_an_answer_and_no_lag() -> None:
     schemas = _schemas(registry)
     schemas.look_up({"value": (other,)})
     assert registry.asked == [other]
-    assert "belongs to record default.shop.other" in schemas.unknown[other]
+    assert "belongs to the Avro record default.shop.other" in schemas.unknown[other]
 
 
 def test_a_version_that_is_listed_before_it_can_be_had_is_asked_for_again() -> None:
