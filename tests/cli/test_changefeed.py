@@ -200,7 +200,7 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
             "source.claim-check-storage-uri: required",
         ),
         (CANAL, "[sink\n", "are not TOML"),
-        (CANAL, "sink=1\n", "sink is a section"),
+        (CANAL, "sink=1\n", "sink must be a section"),
         (CANAL, "[sink]\ndispatchers=['x']\n", "must be a list"),
         (CANAL, "[sink]\ndispatchers=[{matcher='a.*'}]\n", "matcher must be a list of texts"),
         (CANAL, "[sink]\ncontent-compatible='true'\n", "true or false without quotes"),

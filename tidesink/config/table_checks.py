@@ -49,7 +49,7 @@ class Section(NamedTuple):
 
 
 def sections_of(config: Config) -> Iterator[Section]:
-    """Yield ``defaults``, then the entries of ``tables``, each with the mode and order that apply to it."""
+    """Yield ``defaults``, then the entries of ``tables``, each with its ``mode`` and ``sequence_by``."""
     defaults = config.defaults
     yield Section(config, "defaults", defaults, defaults.mode, defaults.sequence_by)
     for number, entry in enumerate(config.tables):

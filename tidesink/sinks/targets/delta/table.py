@@ -471,10 +471,10 @@ class DeltaTable(DeltaColumns):
         return result
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return the sink with which the tasks that reduce the next batch write its rows to files.
+        """Return what lets the Spark tasks of the next batch write their rows straight to data files.
 
-        Returns None if the rows depend on stored rows, if an offset range has too few records, or if the
-        batch needs a MERGE.
+        Returns None if the rows depend on stored rows, if a task would write too few rows for a file of its
+        own, or if the batch needs a MERGE.
         """
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):

@@ -176,8 +176,9 @@ class Gathered:
         return Counts(deleted=int(cursor.rowcount))
 
     def lacks_row(self, keys: Iterable[str]) -> str:
-        """Return an SQL condition that selects target rows (alias ``t``) whose key has no change in the side
-        table.
+        """Return an SQL condition: true for a target row (alias ``t``) that no gathered change replaces.
+
+        The side table holds the changes that are gathered for the next cut, one row per key.
         """
         same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"

@@ -217,7 +217,7 @@ class SqlTable:
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return the sink with which the tasks that reduce a batch load its rows into a staging table.
+        """Return what lets the Spark tasks of a batch load their rows straight into a staging table.
 
         Returns None while the table's columns are unknown, because a column change was interrupted.
         """
