@@ -499,10 +499,10 @@ def row_by_row_reason(source: SourceSettings) -> str:
 
 _ROW_BY_ROW = {
     "flat-avro": "records whose Avro schema or header differs from TiCDC's",
-    "canal-json": "records whose JSON differs from TiCDC's, and records that cannot be decoded",
+    "canal-json": "records whose JSON does not have TiCDC's form, and records that cannot be decoded",
     "debezium-json": (
         "tombstones, records without a schema next to the payload (value.converter.schemas.enable: false), "
-        "TRUNCATE events, and records whose JSON differs from Kafka Connect's"
+        "TRUNCATE events, and records whose JSON does not have Kafka Connect's form"
     ),
     "debezium-avro": "records with arrays, TRUNCATE events, and records with an unusual schema or header",
 }

@@ -465,7 +465,7 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
         yield Problem(
             setting,
             "has no effect, because no table has bad-record: dead-letter",
-            "set bad-record: dead-letter under defaults or tables, or remove the topic",
+            "set bad-record: dead-letter under defaults or tables, or remove this setting",
         )
     if config.topics_among([topic]):
         yield Problem(setting, f"{topic} matches source.topics", "name another topic")

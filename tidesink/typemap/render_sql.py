@@ -148,7 +148,7 @@ def _key_word(value_type: str) -> str | None:
 
 
 def of_spark(ddl: str, database: Database) -> str:
-    """Returns the type of a database that holds the values of a Spark type."""
+    """Returns the column type, in the database's SQL, that holds all values of a Spark type."""
     if ddl.startswith("decimal"):
         return DECIMAL_WORD[database] + ddl.removeprefix("decimal")
     return OF_SPARK[database][ddl]

@@ -204,8 +204,9 @@ class SplitByTable:
     most_bytes: int
 
     def __call__(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields a row for each group of records of a range. If the range cannot be read, the last row has
-        the error.
+        """Yield the records of an offset range in groups, one per table and fetched batch.
+
+        If the range cannot be read, the last row has the error.
         """
         size = 0
         try:

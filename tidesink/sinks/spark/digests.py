@@ -356,7 +356,7 @@ class _Container:
         self.names: list[str] | None = [] if named else None
 
     def add_name(self, name: str) -> None:
-        """Add the name of the object's next member."""
+        """Add the name of the next member, if this is a JSON object."""
         if self.names is not None:
             self.names.append(name)
 

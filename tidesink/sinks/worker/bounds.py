@@ -53,7 +53,10 @@ _TAIL: Final = 2000
 
 
 class Bounds(Protocol):
-    """Chooses the bounds of a pipeline's cuts. Used by the worker's main thread."""
+    """Chooses for each cut its bound: the point in the source's history as of which it shows all tables.
+
+    Used by the worker's main thread.
+    """
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
         """Update the information from which bounds are chosen, such as the newest watermarks.

@@ -409,9 +409,9 @@ def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressErro
     table = progress.table
     return StaleProgressError(
         f"{location} is at batch {progress.batch}, but batch {batch} was committed to it, so it was restored "
-        "from a backup. You have three options. 1. Restore a state that has all batches. 2. If the rows are "
-        f"exactly those of the restored batch, accept it with `tidesink accept-restored {table}` and start "
-        "the worker again. It then reads the later changes from Kafka again. 3. Remove the table and its "
+        "from a backup. You have three options. 1. Restore a backup that has all batches. 2. If the rows are "
+        f"exactly those of batch {progress.batch}, accept it with `tidesink accept-restored {table}` and "
+        "start the worker again. It then reads the later changes again. 3. Remove the table and its "
         "progress from the target. The worker then loads it from the start of its topic.",
         table=str(table),
     )

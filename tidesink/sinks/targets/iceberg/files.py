@@ -119,7 +119,7 @@ class FilePlan(NamedTuple):
     ``marks``: writes the marks of deleted stored rows.
     ``files``: the data files in which stored rows are searched for.
     ``partitions``: the partitions of ``files``, by their ``Partition.values``.
-    ``vectors``: Java's existing deletion vectors, by the path of the data file.
+    ``vectors``: the existing deletion vectors as Iceberg's Java objects, by the path of the data file.
     """
 
     state: TableState

@@ -282,9 +282,10 @@ class FilesOrMerge:
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
-        """Write a batch with ``write`` and return its result, or return a string with the reason for a MERGE.
+        """Write a batch as files, or return the reason why it was not written and needs a MERGE.
 
-        ``plan``: the batch's plan, or the reason for a MERGE.
+        ``plan``: the batch's plan for files, or the reason why it needs a MERGE.
+        ``write``: writes the files of a plan and returns the result, which this function returns.
 
         Raises:
             StagedRowsRefusedError: the batch needs a MERGE, but its rows are already staged in files.

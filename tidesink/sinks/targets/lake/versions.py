@@ -219,7 +219,7 @@ NO_MOMENT: Final = -1
 
 
 class Spans(NamedTuple):
-    """The time spans of stored rows of a history table.
+    """From when to when stored rows of a history table are valid. Each array has one value per stored row.
 
     ``begin``, ``end``: commit_ts at which the version begins and ends; -1 for a version that has no end. A
         delete marker ends when it begins.
@@ -293,13 +293,13 @@ class Events:
         self._places = self._place(number[order], commit_ts[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """Return how the batch's events change stored rows of a history table.
+        """Return for each stored row of a history table whether an event changes or removes it, and which.
 
-        The change of a delete marker is only possible, not certain. The function ``changes`` decides it,
-        because it also knows the stored row before the marker.
+        For a delete marker, the event only may change it. The function ``changes`` decides, because it also
+        knows the stored row before the marker.
 
         ``keys``: index in ``self.keys`` for each stored row.
-        ``spans``: the spans of the stored rows.
+        ``spans``: from when to when each stored row is valid.
         """
         first = self._at[np.searchsorted(self._key[:-1], keys)]
         if self._are_reads:

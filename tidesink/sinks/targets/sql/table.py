@@ -205,7 +205,8 @@ class SqlTable:
         entry = self._held(cursor, self._claimed_epoch())
         if entry.commits != version:
             raise StaleProgressError(
-                f"{self.place.shown} was written while the cut was made. Run only one worker per table.",
+                f"{self.place.shown} was written by another worker while a cut was published. "
+                "Run only one worker per table.",
                 table=self._table,
             )
 
