@@ -17,7 +17,11 @@ _FILE = Path(__file__).parents[2] / "constraints.txt"
 def _pins() -> dict[str, Version]:
     lines = (line.split("#")[0].strip() for line in _FILE.read_text().splitlines())
     pinned = (Requirement(line) for line in lines if line)
-    return {canonicalize_name(pin.name): Version(next(iter(pin.specifier)).version) for pin in pinned}
+    return {
+        canonicalize_name(pin.name): Version(next(iter(pin.specifier)).version)
+        for pin in pinned
+        if pin.marker is None or pin.marker.evaluate()
+    }
 
 
 def _asked() -> Iterator[tuple[str, Requirement]]:
