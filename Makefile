@@ -4,8 +4,9 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 100
+SPARK ?= 4.0
 
-.PHONY: help setup setup-dev demo test test-all test-unit containers lint types docs site coverage bench chaos release-check down clean
+.PHONY: help setup setup-dev demo test test-all test-unit test-spark containers lint types docs site coverage bench chaos release-check down clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,10 @@ containers: setup-dev ## Build the image, run the Compose stack, and check both 
 
 test-unit: setup-dev ## The fast tests: no Java, under a minute
 	@$(BIN)/python -m pytest -m "not spark and not servers and not slow" --vectors tests/golden/data -p no:cacheprovider
+
+test-spark: setup-dev ## The tests of Spark on one version: make test-spark SPARK=4.1 VENV=.venv-4.1
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pyspark==$(SPARK).*"
+	@$(BIN)/python -m pytest tests/spark tests/contracts/test_targets.py -p no:cacheprovider
 
 lint: setup-dev ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
