@@ -8,7 +8,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from tests.contracts.targets_bed import ID, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import shape
 from tidesink.events import Column, ColumnType
 
 TEXT: Final = Column("text", ColumnType("varchar", length=100))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shape
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType

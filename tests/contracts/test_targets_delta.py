@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

@@ -14,7 +14,8 @@ from deltalake import DeltaTable as RustTable
 from deltalake import QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.duckdb_readers import by_duckdb

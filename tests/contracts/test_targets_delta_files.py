@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from tests.columns import ID
 from tests.contracts.interrupted import HeldMerge
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.partitioned_rows import SHAPE as ODD
 from tests.contracts.partitioned_rows import TEXT, TYPED, moves, odd_rows
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import Collected

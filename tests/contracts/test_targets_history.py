@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.conftest import BED_NAMES, MARKS, opened_bed
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     Bed,
     frame_of,

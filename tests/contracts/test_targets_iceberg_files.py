@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, loaded, opened, row, state_of
+from tests.columns import ID
+from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, loaded, opened, state_of
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -24,6 +24,7 @@ from tests.contracts.targets_bed import (
     merged,
     payloads_of,
     progress,
+    row,
     shape,
     sql,
 )

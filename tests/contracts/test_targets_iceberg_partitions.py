@@ -11,12 +11,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.columns import ID
 from tests.contracts.iceberg_disturbed import compact, state_of
 from tests.contracts.partitioned_rows import SHAPE as ODD
 from tests.contracts.partitioned_rows import TYPED, moves, odd_rows
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

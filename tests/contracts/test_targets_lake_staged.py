@@ -11,9 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.columns import ID
 from tests.contracts.conftest import BEDS
 from tests.contracts.iceberg_disturbed import compact
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.full import each, quick_on
 from tidesink.events import Column, ColumnType, TableId

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.message_beds import MessagesBed
-from tests.contracts.targets_bed import ID, Bed
+from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.typemap.target_schema import TargetSchema, shape_of

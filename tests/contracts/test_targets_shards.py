@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, shape
 from tests.full import needs, quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, shape
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
 

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import ID, Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, shape
 from tests.contracts.test_targets_sql_hand_made import make
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shape
 from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError

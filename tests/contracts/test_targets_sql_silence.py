@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import sql_bed, target_of
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.cli.samples import KEY, VALUE
 from tests.decoded_batches import as_records, assert_same, faults_of
 from tests.unit.flat_avro_cases import (
     ALL_NULL,
@@ -21,7 +22,7 @@ from tests.unit.flat_avro_cases import (
     message_of,
     table,
 )
-from tests.unit.test_flat_avro_glue import KEY, KEY_ID, SOURCE, VALUE, VALUE_ID, framed
+from tests.unit.test_flat_avro_glue import KEY_ID, SOURCE, VALUE_ID, framed
 from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events

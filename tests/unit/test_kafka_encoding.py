@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
+from tests.columns import ID
+from tests.unit.written_rows import TABLE, Case, arrow_batch, cases, named, shape_with
 from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
 from tidesink.codecs.open import CODECS, open_codec
 from tidesink.ddl.catalog import TableDefinitions

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, progress
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, progress
 from tests.http_receiver import Fault, http_receiver
 from tests.unit.config_samples import CANAL_JSON, right, wrong
 from tidesink.config import HttpSettings, KafkaSettings

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.errors import (
     AccountingError,
