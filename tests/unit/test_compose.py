@@ -18,6 +18,7 @@ import typer.main
 from tests.compose_files import COMPOSE, compose_file, env_example, service_environment, variables
 from tidesink.cli.main import app
 from tidesink.config import load_config
+from tidesink.config.targets import DeltaSettings
 from tidesink.dev.stack import KAFKA
 from tidesink.sinks.spark.jvm import cache_directory
 
@@ -170,6 +171,7 @@ def test_the_stacks_config_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = load_config(_config(tmp_path, "stack.yaml"))
     assert config.source.brokers == ("broker:19092",)
     assert config.spark.conf_values()["spark.driver.memory"] == "2g"
+    assert isinstance(config.target, DeltaSettings)
     assert config.target.path == "/var/lib/tidesink/lake"
 
 

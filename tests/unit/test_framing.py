@@ -21,7 +21,7 @@ from tests.unit.test_range_tasks import WANTED, run, summary
 from tidesink.codecs import open_codec
 from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
-from tidesink.events import Message, TableId
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, UnplannedRecord
 from tidesink.sinks.batch.decoders import DecodePlan, schema_id_of, schema_ids
@@ -120,6 +120,7 @@ def test_a_record_under_confluents_header_is_read_whatever_its_headers(protocol:
         headers = (("apicurio.value.globalId", _NUMBER),)
         codec = open_codec(protocol, registry=MemorySchemaRegistry(texts))
         (event,) = codec.decode(Message("t", 0, 0, message.key, message.value, headers=headers))
+        assert isinstance(event, ChangeEvent)
         assert event.after == {"id": 0, "a": "x"}
 
 

@@ -167,7 +167,7 @@ batches = st.lists(st.tuples(sent, st.booleans()), min_size=1, max_size=5)
 
 @given(batches)
 def test_any_batches_leave_the_versions_of_all_events_and_reads(
-    stream: list[tuple[dict[Any, Kind], bool]],
+    stream: list[tuple[dict[tuple[int, int], Kind], bool]],
 ) -> None:
     with TemporaryDirectory() as folder:
         lake, known = Lake(Path(folder)), dict[tuple[int, int], Kind]()
