@@ -37,9 +37,10 @@ def jobs(spark: SparkSession, group: str) -> Iterator[list[int]]:
         yield found
     finally:
         # Of the jobs a bus tells, some time after they began.
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[union-attr]
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         found.extend(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        # None removes the property, which PySpark's types do not know.
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def test_files_are_counted_from_the_checksum(spark: SparkSession, log: DeltaLog) -> None:

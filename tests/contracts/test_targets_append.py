@@ -57,7 +57,7 @@ def test_images_of_one_key_stand_side_by_side(bed: Bed) -> None:
     table, epoch = opened(bed)
     first = [image(0), image(1, PREIMAGE), image(1, POSTIMAGE, 1, name="b")]
     assert counts(table.apply(log_of(bed, first), progress(epoch, 1))) == (3, 0, 0, 0)
-    gone = [image(2, "delete", name=None, amount=None, **{UNAVAILABLE: '["name","amount"]'})]
+    gone = [image(2, "delete", name=None, amount=None) | {UNAVAILABLE: '["name","amount"]'}]
     assert counts(table.apply(log_of(bed, gone), progress(epoch, 2))) == (1, 0, 0, 0)
     assert held(bed) == [*first, *gone]
     assert table.committed() == progress(epoch, 2)

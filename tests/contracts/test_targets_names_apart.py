@@ -26,7 +26,7 @@ pytestmark = quick_on("delta", "postgres")
 
 TABLE: Final = TableId("public", "people")
 SOURCE: Final = {"connector": "postgresql", "name": "app", "db": "app", "schema": "public", "table": "people"}
-ROWS: Final = (
+ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"id": 1, "name": "first"},
     {"id": 1, "name": "lower", "Name": "UPPER"},
     {"id": 2, "name": "a", "Name": "B"},
