@@ -52,7 +52,7 @@ def _screen(clock: Clock) -> Console:
 
 def _bar(screen: Console, bars: ProgressBars) -> str:
     """The one bar, as it stands now."""
-    screen.file.truncate(screen.file.seek(0))  # type: ignore[attr-defined]
+    screen.file.truncate(screen.file.seek(0))
     bars._bars.refresh()
     return _CODES.sub("", screen.file.getvalue()).strip()  # type: ignore[attr-defined]
 

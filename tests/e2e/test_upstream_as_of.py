@@ -64,7 +64,7 @@ def database(mariadb_url: str) -> Iterator[str]:
 
 def _messages(database: str) -> list[Message]:
     key = {"id": "1", "k": "kk"}
-    kinds = (
+    kinds: tuple[tuple[str, datetime, list[dict[str, str]] | None], ...] = (
         ("INSERT", INSERTED, None),
         ("UPDATE", UPDATED, [key]),
         ("UPDATE", UPDATED, [{}]),
