@@ -42,7 +42,7 @@ test-unit: setup-dev ## The fast tests: no Java, under a minute
 lint: setup-dev ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: setup-dev ## mypy, strict
+types: setup-dev ## mypy, strict, of the package and the tests
 	@$(BIN)/mypy
 
 docs: setup-dev ## Generate the reference pages
