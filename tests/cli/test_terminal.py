@@ -184,7 +184,7 @@ def _driver_fails() -> None:
 
 
 def _model_fails() -> None:
-    _Settings(port=_SECRET)  # type: ignore[arg-type]
+    _Settings(port=_SECRET)  # type: ignore[arg-type]  # no number
 
 
 @pytest.mark.parametrize("fails", [_driver_fails, _model_fails])

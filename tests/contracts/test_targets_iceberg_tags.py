@@ -14,7 +14,7 @@ from tests.contracts.targets_bed import Bed, progress, row, sql
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.sinks.targets.cuts import CutTable
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
-from tidesink.sinks.targets.iceberg.table import IcebergTable
+from tidesink.sinks.targets.iceberg.table import IcebergTable, IcebergTarget
 from tidesink.sinks.targets.iceberg.tags import CutTags
 from tidesink.sinks.targets.lake.cuts import frame_of
 
@@ -49,7 +49,8 @@ def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     """By its tag and by the table of cuts. A snapshot without a tag does not."""
     table = loaded(iceberg)
     first = cut(table, FIRST, 2)
-    log = iceberg.target.cut_log("shop")  # type: ignore[attr-defined]
+    assert isinstance(iceberg.target, IcebergTarget)
+    log = iceberg.target.cut_log("shop")
     named = [CutTable(SHAPE.source, table.location, first)]
     log.publish(FIRST, named, time=datetime.fromtimestamp(10, timezone.utc), without=(), keep=WEEK)
     grow(iceberg, table, 3)

@@ -37,7 +37,7 @@ class _Watched:
     after_a_look: Callable[[], None] | None = None
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]
+        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]  # of the dialect behind it
         act = self.after_a_look if place.name == TABLE.name else None
         if act is not None:
             self.after_a_look = None

@@ -221,9 +221,9 @@ def test_a_key_has_one_hash_whoever_wrote_it(events: list[ChangeEvent]) -> None:
     assert len(set(hashes[0].tolist())) == len(hashes[0])
 
 
-def _written(offset: int, schema: TableSchema, row: Row, **more: object) -> ChangeEvent:
+def _written(offset: int, schema: TableSchema, row: Row, **more: Any) -> ChangeEvent:
     position = Position("t", 0, offset, 0, (1,))
-    return ChangeEvent(Op.UPSERT, TABLE, None, None, row, 1, position, schema)._replace(**more)  # type: ignore[arg-type]
+    return ChangeEvent(Op.UPSERT, TABLE, None, None, row, 1, position, schema)._replace(**more)
 
 
 def test_an_event_that_lacks_a_key_value_names_its_record() -> None:

@@ -251,7 +251,7 @@ class GivenEvents(TableDecoder):
     schema: TableSchema
 
     @property
-    def table(self) -> TableId:  # type: ignore[override]
+    def table(self) -> TableId:  # type: ignore[override]  # a field of the worker's decoders
         return self.schema.table
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jsonschema
 import pytest
 import typer.main
+from typer.core import TyperGroup
 
 from tests.compose_files import COMPOSE, compose_file, env_example, service_environment, variables
 from tidesink.cli.main import app
@@ -128,7 +129,10 @@ def test_the_servers_images_are_pinned() -> None:
 
 def test_the_workload_is_a_command_that_exists() -> None:
     command = compose_file("stack.yaml")["services"]["workload"]["command"]
-    dev = typer.main.get_command(app).commands["dev"]  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    dev = group.commands["dev"]
+    assert isinstance(dev, TyperGroup)
     assert command[0] == "dev"
     context = dev.commands[command[1]].make_context("workload", list(command[2:]))
     assert context.params["brokers"] == "broker:19092"
