@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
@@ -160,6 +160,8 @@ def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
     for kind in ("int", "varchar(9)"):
         definitions = TableDefinitions()
         definitions.declare(f"create table t (n {kind} primary key)", "s")
-        shapes.append(shape_of(cast("TableSchema", definitions.get(TableId("s", "t")))))
+        schema = definitions.get(TableId("s", "t"))
+        assert schema is not None
+        shapes.append(shape_of(schema))
     with pytest.raises(SchemaRefusedError, match="'n'"):
         merged_in_order(shapes, left_out=_EXCEPT.leaves_out)
