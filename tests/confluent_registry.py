@@ -45,7 +45,7 @@ class ConfluentRegistry:
         if body is not None:
             self.bodies.append(body)
         try:
-            return getattr(self, f"_{parts[0]}")(method, parts[1:], query, body)
+            answer: Said = getattr(self, f"_{parts[0]}")(method, parts[1:], query, body)
         except IncompatibleSchemaError as error:
             return 409, {"error_code": 409, "message": error.message}
         except SchemaNotFoundError as error:
@@ -53,6 +53,7 @@ class ConfluentRegistry:
             return 404, {"error_code": code, "message": error.message}
         except RegistryError as error:
             return 422, {"error_code": 42201, "message": error.message}
+        return answer
 
     def _subjects(self, method: str, parts: list[str], _query: Any, body: Any) -> Said:
         if not parts:

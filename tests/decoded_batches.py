@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,11 @@ def as_records(messages: Iterable[Message]) -> pa.RecordBatch:
             ),
         }
     )
+
+
+def with_part(message: Message, part: str, data: bytes) -> Message:
+    """The message with another ``key`` or ``value``, whichever ``part`` names."""
+    return replace(message, key=data) if part == "key" else replace(message, value=data)
 
 
 def by_record(decoded: DecodedBatch) -> list[tuple[Any, ...]]:

@@ -22,7 +22,7 @@ TEST_ALL: Final = bool(os.environ.get("TIDESINK_TEST_ALL"))
 _TARGET: Final = ("bed", "sql", "place", "bank_run", "kind", "server", "kept")
 
 
-def each(kinds: Iterable[str], *, full: Iterable[str]) -> list[Any]:
+def each(kinds: Iterable[object], *, full: Iterable[object]) -> list[Any]:
     """Parameters of a fixture or a test with every kind in turn, some of them in ``make test-all`` alone."""
     others = {*full}
     return [pytest.param(kind, marks=FULL if kind in others else ()) for kind in kinds]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -57,14 +58,14 @@ def _partition(consumer: Consumer, place: TopicPartition) -> Iterator[Message]:
         assert record.error() is None, record.error()
         offset = record.offset()
         assert offset is not None
-        headers = tuple(record.headers() or [])
+        headers: Any = record.headers() or []  # pairs, though the library's type has more forms
         yield Message(
             place.topic,
             place.partition,
             offset,
             record.key(),
             record.value(),
-            headers=headers,  # type: ignore[arg-type]
+            headers=tuple(headers),
         )
         if offset + 1 >= end:
             return

@@ -128,7 +128,19 @@ def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[
     as_owner = ["runuser", "-u", _OWNER, "--"] if os.geteuid() == 0 else []
     if as_owner:
         shutil.chown(folder, _OWNER)
-    initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", _OWNER, "-E", "UTF8", "--locale=C", "-N"]
+    initdb: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-A",
+        "trust",
+        "-U",
+        _OWNER,
+        "-E",
+        "UTF8",
+        "--locale=C",
+        "-N",
+    ]
     subprocess.run([*as_owner, *initdb], check=True, capture_output=True, timeout=_SECONDS)
     trusted = data / "pg_hba.conf"
     trusted.write_text(f"host all {WITH_PASSWORD} all scram-sha-256\n" + trusted.read_text(encoding="utf-8"))
@@ -138,7 +150,7 @@ def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[
         (data / "standby.signal").touch()
         with config.open("a", encoding="utf-8") as more:
             more.write("max_connections = 100\n")  # no fewer than what initdb had
-    control = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
+    control: list[str | Path] = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
     own = OwnServer(Endpoint("127.0.0.1", port, "postgres", _OWNER, ""), control, folder / "log")
     own.start()
     try:

@@ -136,7 +136,7 @@ def row_events(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, O
         return [(key, Op.DELETE, ReducedRow(position, commit_ts, None, half=False))]
     after = event.after or {}
     key = _key_of(event, keys, after, event.key or {})
-    written = ReducedRow(position, commit_ts, after, half=False, kept=_unavailable(event))
+    written = ReducedRow(position, commit_ts, after, half=False, kept=unsent_columns(event))
     rows: list[tuple[Key, Op, ReducedRow]] = [(key, event.op, written)]
     if event.before is not None:
         # A partial before image holds what changed: a key column it lacks kept its value.
@@ -146,7 +146,8 @@ def row_events(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, O
     return rows
 
 
-def _unavailable(event: ChangeEvent) -> tuple[str, ...]:
+def unsent_columns(event: ChangeEvent) -> tuple[str, ...]:
+    """Names of the columns whose values the source did not send."""
     names = (event.extension or {}).get(UNAVAILABLE, ())
     return tuple(map(str, names)) if isinstance(names, tuple | list) else ()
 

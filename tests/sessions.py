@@ -131,7 +131,7 @@ def let_go(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _is_at_rest(spark: SparkSession) -> bool:
     """Wait until no job runs: what a killed worker asked of the JVM goes on there. False where it goes on."""
-    scheduler: Any = spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[union-attr]
+    scheduler: Any = spark.sparkContext._jsc.sc().dagScheduler()
     deadline = time.monotonic() + _REST_SECONDS
     while scheduler.activeJobs().size():
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
-from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.progress import TableState, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl, read_controls
 
@@ -30,7 +30,7 @@ class Shop:
     def waits(self, *pending: Pending, table: TableId = ORDERS) -> None:
         """Have a table wait for changes; for none, go on."""
         details = {"topic": "shop_orders", "pending": [one.as_json() for one in pending]}
-        state = "PAUSED" if pending else "IDLE"
+        state: TableState = "PAUSED" if pending else "IDLE"
         self.store.save_status(TableStatus("shop", table, state, details=details))
 
     def run(self, *words: str) -> tuple[int, str]:

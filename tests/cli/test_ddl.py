@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
+from tidesink.config.fields import ChangePolicy
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Pending, PolicyChoices, SchemaChange
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
@@ -95,10 +96,11 @@ def test_what_policies_did_by_themselves_is_listed(shop: Shop) -> None:
     """Behind what waits and what people decided; there is nothing to decide of it."""
     shop.waits(DROPPED)
     shop.waits(table=ITEMS)
-    chosen = {
-        one.change.digest: (one.change, policy) for one, policy in ((TRUNCATED, "apply"), (ADDED, "ignore"))
+    chosen: dict[str, tuple[SchemaChange, ChangePolicy]] = {
+        TRUNCATED.change.digest: (TRUNCATED.change, "apply"),
+        ADDED.change.digest: (ADDED.change, "ignore"),
     }
-    PolicyChoices(shop.store).keep(chosen, Progress(ITEMS, "shop", 1, 7, {}))  # type: ignore[arg-type]
+    PolicyChoices(shop.store).keep(chosen, Progress(ITEMS, "shop", 1, 7, {}))
     code, output = shop.run("ddl", "list")
     lines = output.splitlines()
     assert code == 0

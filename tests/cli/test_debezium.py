@@ -118,8 +118,8 @@ def test_floats_that_json_has_no_number_for_are_text() -> None:
         "optional": True,
         "fields": [{"type": "double", "optional": True, "field": "d"}],
     }
-    envelope = {"type": "struct", "optional": False, "fields": [{**schema, "field": "after"}]}
-    envelope["fields"].append({**schema, "field": "before"})  # type: ignore[attr-defined]
+    images = [{**schema, "field": "after"}, {**schema, "field": "before"}]
+    envelope = {"type": "struct", "optional": False, "fields": images}
     payload = {"before": None, "after": {"d": "-Infinity"}, "op": "c", "source": source}
     value = json.dumps({"schema": envelope, "payload": payload}).encode()
     record = {"topic": "t", "partition": 0, "offset": 0, "key_b64": None}

@@ -109,8 +109,10 @@ def test_debezium_records_are_compressed_again(tmp_path: Path, kind: Any) -> Non
     place = {"topic": "t", "partition": 0, "offset": 0}
     row = {"type": "insert", "table": {"schema": "shop", "name": "t"}, "key": {"id": 7}, "before": None,
            "after": {"id": 7, "e": ROW["e"]}, "commit_ts": TS}  # fmt: skip
-    ddl = {"type": "ddl", "table": row["table"], "query": "DROP TABLE t", "kind": "DROP", "commit_ts": TS,
-           "extension": {"tableChanges": []}}  # fmt: skip
+    ddl: dict[str, Any] = {
+        "type": "ddl", "table": row["table"], "query": "DROP TABLE t", "kind": "DROP", "commit_ts": TS,
+        "extension": {"tableChanges": []},
+    }  # fmt: skip
     given = "".join(
         json.dumps({**one, "position": place}) + "\n"
         for one in (row, ddl, {"type": "watermark", "commit_ts": TS})

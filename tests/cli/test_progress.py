@@ -52,9 +52,14 @@ def _screen(clock: Clock) -> Console:
 
 def _bar(screen: Console, bars: ProgressBars) -> str:
     """The one bar, as it stands now."""
-    screen.file.truncate(screen.file.seek(0))  # type: ignore[attr-defined]
+    screen.file.truncate(screen.file.seek(0))
     bars._bars.refresh()
-    return _CODES.sub("", screen.file.getvalue()).strip()  # type: ignore[attr-defined]
+    return _text(screen).strip()
+
+
+def _text(screen: Console) -> str:
+    assert isinstance(screen.file, io.StringIO)
+    return _CODES.sub("", screen.file.getvalue())
 
 
 def test_a_bar_has_records_rate_and_the_time_that_is_left() -> None:
@@ -106,7 +111,7 @@ def test_what_is_no_progress_is_a_line_above_the_bars() -> None:
         bars.hear(StepRetried(None, BrokerUnavailableError("no answer [x]"), 2.0))
         bars.hear(StepRetried(ORDERS, SourceUnavailableError("the database does not answer"), 2.0))
         sys.stderr.write("warning: from the log\n")
-        shown = _CODES.sub("", screen.file.getvalue())  # type: ignore[attr-defined]
+        shown = _text(screen)
     lines = [line.strip() for line in shown.splitlines()]
     assert "starting Spark" in lines
     assert "all tables  BrokerUnavailableError: no answer [x] (brokers b:1); again in 2.0 s" in lines

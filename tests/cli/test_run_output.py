@@ -48,9 +48,9 @@ def test_the_report_for_programs() -> None:
     assert shown["tables"][1]["error"] == "FramingError: no JSON"
 
 
-def test_the_report_for_people(capsys: object) -> None:
+def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(REPORT, SOURCE)
-    out, err = capsys.readouterr()  # type: ignore[attr-defined]
+    out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines() if line.startswith("shop.orders")]
     assert rows == [
         ["shop.orders", "IDLE", "2", "0", "1970-01-01", "00:00:00.009"],

@@ -105,7 +105,7 @@ def test_a_registrys_verdict_fits_80_columns() -> None:
 def test_the_demos_tables_fit_80_columns(tmp_path: Path) -> None:
     checks = tuple(TableCheck(f"shop.{name}", 12_000, 42, ()) for name in NAMES)
     result = DemoResult(
-        WorkloadReport(20_000, 3, 100, {"shop_customers": 20_000}, tmp_path / "expected.json"),
+        WorkloadReport(tmp_path / "expected.json", 20_000, 3, 100, {"shop_customers": 20_000}),
         RunReport("demo", tuple(map(_report, NAMES))),
         checks,
         {"worker": 60.0},
@@ -184,7 +184,7 @@ def _driver_fails() -> None:
 
 
 def _model_fails() -> None:
-    _Settings(port=_SECRET)  # type: ignore[arg-type]
+    _Settings(port=_SECRET)  # type: ignore[arg-type]  # no number
 
 
 @pytest.mark.parametrize("fails", [_driver_fails, _model_fails])

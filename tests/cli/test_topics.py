@@ -84,8 +84,12 @@ def write(stack: Stack, protocol: str) -> int:
 
 
 def config_file(tmp_path: Path, stack: Stack, protocol: str, **more: Any) -> str:
-    source = {"brokers": stack.brokers, "protocol": protocol, "topics": stack.prefix + ".{schema}_{table}"}
-    source["enable-tidb-extension"] = True  # type: ignore[assignment]
+    source: dict[str, Any] = {
+        "brokers": stack.brokers,
+        "protocol": protocol,
+        "topics": stack.prefix + ".{schema}_{table}",
+    }
+    source["enable-tidb-extension"] = True
     if protocol == "flat-avro":
         source["schema-registry"] = stack.registry
     file = tmp_path / f"{protocol}.yaml"

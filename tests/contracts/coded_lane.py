@@ -87,9 +87,12 @@ def config_of(
     keys: Sequence[str] = (),
     retry_for: str = "0s",
     table: Mapping[str, Any] | None = None,
+    schema_changes: Mapping[str, str] | None = None,
     **defaults: Any,
 ) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
+    if schema_changes is not None:
+        defaults["schema-changes"] = dict(schema_changes)
     taken = SourceSettings.model_fields.keys() - without_effect(feed.protocol, "reads")
     source = {
         name.replace("_", "-"): value

@@ -8,7 +8,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from tests.contracts.targets_bed import ID, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import shape
 from tidesink.events import Column, ColumnType
 
 TEXT: Final = Column("text", ColumnType("varchar", length=100))
@@ -78,13 +79,14 @@ def moves(count: int) -> Iterator[tuple[Rows, Rows, Rows]]:
     stored = dict[tuple[int, str], dict[str, Any]]()
     for number in range(count):
         keys = dice.sample([(at, place) for at in range(6) for place in ("a b", "größe")], dice.randint(3, 9))
-        gone = [{"id": at, "place": place} for at, place in keys if dice.random() < 0.4]
-        rows = [
+        deleted = [key for key in keys if dice.random() < 0.4]
+        gone: Rows = [{"id": at, "place": place} for at, place in deleted]
+        rows: Rows = [
             {"id": at, "place": place, "name": dice.choice([None, "x/y", "z"]), "amount": number}
             for at, place in keys
-            if {"id": at, "place": place} not in gone
+            if (at, place) not in deleted
         ]
-        for key in gone:
-            stored.pop((key["id"], key["place"]), None)
+        for key in deleted:
+            stored.pop(key, None)
         stored |= {(one["id"], one["place"]): one for one in rows}
         yield rows, gone, [stored[key] for key in sorted(stored)]

@@ -69,6 +69,12 @@ class Bed:
     packs: bool = False
 
     @property
+    def session(self) -> SparkSession:
+        """The session of a target that Spark writes."""
+        assert self.spark is not None
+        return self.spark
+
+    @property
     def keeps_rows(self) -> bool:
         """False for a target that passes changes on as messages: the bed's ``read`` plays their reader."""
         return "rows" in self.target.capabilities.features

@@ -81,7 +81,7 @@ def begin(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         feed.define(ddl)
         for row in inserted:
             feed.put(*row)
-        config = config_of(feed, **{"schema-changes": policies})
+        config = config_of(feed, schema_changes=policies)
         bed, messages = memory_bed(request, tmp_path), placed(feed.records)
         table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
         return Waiting(feed, table, tmp_path, before)

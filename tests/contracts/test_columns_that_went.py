@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -55,7 +55,8 @@ def _by_another_worker(table: CodedTable, records: int) -> None:
             table.take(table_task, upto)
 
 
-CASES = {
+# DDL, a row inserted after it, settings of the table, and the rows at the end.
+CASES: Final[dict[str, tuple[str, tuple[Any, ...], dict[str, Any], list[dict[str, Any]]]]] = {
     "dropped": (
         "ALTER TABLE shop.orders DROP COLUMN size",
         (1, "uno"),
@@ -65,7 +66,7 @@ CASES = {
     "renamed": (
         "ALTER TABLE shop.orders RENAME COLUMN size TO amount",
         (1, "uno", 11),
-        {"schema-changes": {"rename": "ignore"}},
+        {"schema_changes": {"rename": "ignore"}},
         [
             {"id": 1, "name": "uno", "size": None, "amount": 11},
             {"id": 2, "name": "two", "size": 70_000, "amount": None},

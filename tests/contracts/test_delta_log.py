@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,9 +37,10 @@ def jobs(spark: SparkSession, group: str) -> Iterator[list[int]]:
         yield found
     finally:
         # Of the jobs a bus tells, some time after they began.
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[union-attr]
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         found.extend(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        # None removes the property, which PySpark's types do not know.
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def test_files_are_counted_from_the_checksum(spark: SparkSession, log: DeltaLog) -> None:
@@ -51,7 +52,8 @@ def test_files_are_counted_from_the_checksum(spark: SparkSession, log: DeltaLog)
 def test_files_are_counted_without_a_checksum_too(spark: SparkSession, log: DeltaLog) -> None:
     for checksum in Path(log.path, "_delta_log").glob("*.crc"):
         checksum.unlink()
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     with jobs(spark, "state") as ran:
         assert log.file_count() == 1
     assert ran

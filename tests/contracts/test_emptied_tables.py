@@ -97,7 +97,7 @@ def test_the_target_has_the_rows_since_the_last_truncate(
     feed = _feed(CodecOptions(enable_tidb_extension=True))
     sent = list(zip(feed.records, feed.events, strict=True))
     messages = _in_two_partitions(sent_again(sent, 6, 12))
-    config = config_of(feed, **said, **{"schema-changes": {"truncate": "apply"}})
+    config = config_of(feed, **said, schema_changes={"truncate": "apply"})
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
     for upto in (6, 10, len(feed.records), len(messages)):
         with table.table_task() as table_task:
@@ -115,7 +115,7 @@ def test_without_the_tidb_extension_the_time_is_a_millisecond(
     feed = _feed()
     sent = list(zip(feed.records, feed.events, strict=True))
     messages = _in_two_partitions(sent_again(sent, 6))
-    config = config_of(feed, **{"schema-changes": {"truncate": "apply"}})
+    config = config_of(feed, schema_changes={"truncate": "apply"})
     table = open_table(
         memory_bed(request, tmp_path), spark, tmp_path, feed=feed, messages=messages, config=config
     )
@@ -174,7 +174,7 @@ def begin(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
             (feed.define if "RENAME COLUMN" in sql else feed.tell)(sql)
         feed.put(3, 0, "three", 3, None)
         messages = _in_two_partitions(list(zip(feed.records, feed.events, strict=True)))
-        config = config_of(feed, **{"schema-changes": policies})
+        config = config_of(feed, schema_changes=policies)
         table = open_table(
             memory_bed(request, tmp_path), spark, tmp_path, feed=feed, messages=messages, config=config
         )
@@ -258,7 +258,7 @@ def test_a_truncate_of_an_impossible_time_makes_no_later_row_void(
         tmp_path,
         feed=feed,
         messages=messages,
-        config=config_of(feed, **{"schema-changes": {"truncate": "apply"}}),
+        config=config_of(feed, schema_changes={"truncate": "apply"}),
     )
     waiting = Waiting(table, feed, tmp_path, before)
     with table.table_task() as table_task:

@@ -110,7 +110,7 @@ def test_bounds_in_postgres(postgres: Endpoint) -> None:
         with plain_session(url) as session:
             session.execute("SET TIME ZONE 'UTC'")
             for statement in _statements(_POSTGRES):
-                session.execute(statement)  # type: ignore[call-overload]
+                session.execute(statement)
         with source_connection(url) as connection:
             _check(connection, TableId("public", "bounds"), _POSTGRES)
 
@@ -134,6 +134,6 @@ def test_the_order_of_a_key_in_postgres(postgres: Endpoint) -> None:
         session.execute("ALTER TYPE mood ADD VALUE 'c'")
         assert order() == orders[0]
         for change in ('k TYPE text COLLATE "C"', "n TYPE text", "e TYPE other USING e::text::other"):
-            session.execute(f"ALTER TABLE coded ALTER {change}")  # type: ignore[call-overload]
+            session.execute(f"ALTER TABLE coded ALTER {change}")
             orders.append(order())
     assert len({*orders}) == len(orders)

@@ -7,8 +7,9 @@ from typing import Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import target_of
-from tests.contracts.targets_bed import ID, TABLE, Bed, shape
+from tests.contracts.targets_bed import TABLE, Bed, shape
 from tests.contracts.test_targets_types import cases
 from tidesink.config.targets import IcebergSettings, MysqlSettings, PostgresSettings
 from tidesink.sinks.targets import TARGETS

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import BEDS, memory_bed
-from tests.contracts.targets_bed import ID, Bed, shape, sql
+from tests.contracts.targets_bed import Bed, shape, sql
 from tests.full import FULL
 from tidesink.cli.plan import with_merge_reason
 from tidesink.cli.table_plans import plan_of

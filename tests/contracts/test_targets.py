@@ -8,7 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId

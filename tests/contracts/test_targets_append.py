@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shape
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
@@ -56,7 +57,7 @@ def test_images_of_one_key_stand_side_by_side(bed: Bed) -> None:
     table, epoch = opened(bed)
     first = [image(0), image(1, PREIMAGE), image(1, POSTIMAGE, 1, name="b")]
     assert counts(table.apply(log_of(bed, first), progress(epoch, 1))) == (3, 0, 0, 0)
-    gone = [image(2, "delete", name=None, amount=None, **{UNAVAILABLE: '["name","amount"]'})]
+    gone = [image(2, "delete", name=None, amount=None) | {UNAVAILABLE: '["name","amount"]'}]
     assert counts(table.apply(log_of(bed, gone), progress(epoch, 2))) == (1, 0, 0, 0)
     assert held(bed) == [*first, *gone]
     assert table.committed() == progress(epoch, 2)

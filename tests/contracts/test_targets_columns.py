@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, shape
 from tests.full import needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -132,7 +132,7 @@ def test_a_restore_between_the_last_look_and_the_commit_is_a_gap_for_good(delta:
 
 @FULL
 def test_a_restore_while_the_table_is_claimed_is_a_gap_for_good(delta: Bed, tmp_path: Path) -> None:
-    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake")))
+    table = loaded(delta, DeltaTarget(delta.session, str(tmp_path / "lake")))
     session: Any = ForestalledMarker(delta.spark)
     other = DeltaTarget(session, str(tmp_path / "lake")).open_table(SHAPE, pipeline="shop")
     session.ahead = lambda: sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 2")

@@ -14,7 +14,8 @@ from deltalake import DeltaTable as RustTable
 from deltalake import QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.duckdb_readers import by_duckdb
@@ -53,7 +54,8 @@ def by_polars(table: DeltaTable) -> list[dict[str, Any]]:
 def by_data_fusion(table: DeltaTable) -> list[dict[str, Any]]:
     """As delta-rs reads it."""
     found = QueryBuilder().register("t", RustTable(table.path)).execute("SELECT * FROM t ORDER BY id")
-    return pa.table(found.read_all()).to_pylist()
+    rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
+    return rows
 
 
 def test_other_engines_read_a_table_with_its_deleted_rows(delta: Bed) -> None:

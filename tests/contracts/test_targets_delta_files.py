@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from tests.columns import ID
 from tests.contracts.interrupted import HeldMerge
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -80,7 +80,7 @@ def test_any_stream_leaves_what_merge_leaves(delta: Bed) -> None:
     for number in range(1, 6):
         keys = dice.sample([(at, place) for at in range(6) for place in ("", "größe")], dice.randint(3, 9))
         gone = {key for key in keys if dice.random() < 0.4}
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"id": at, "place": place, "name": dice.choice([None, "x", "y"]), "amount": number}
             for at, place in keys
             if (at, place) not in gone
@@ -110,7 +110,7 @@ def test_a_zero_below_zero_is_found_as_zero(delta: Bed) -> None:
         table.apply(delta.batch(wide, [{"id": number, **dict.fromkeys(kinds, value)}]), progress(1, number))
     for kind in kinds:
         for condition in (f"{kind} = 0", f"{kind} >= 0 AND {kind} < 1", f"{kind} = -0.0d"):
-            found = delta.spark.sql(f"SELECT id FROM delta.`{table.path}` WHERE {condition} ORDER BY id")
+            found = delta.session.sql(f"SELECT id FROM delta.`{table.path}` WHERE {condition} ORDER BY id")
             assert [one["id"] for one in found.collect()] == [2, 3], condition
 
 

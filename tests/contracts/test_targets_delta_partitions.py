@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.partitioned_rows import SHAPE as ODD
 from tests.contracts.partitioned_rows import TEXT, TYPED, moves, odd_rows
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -176,9 +176,9 @@ def test_a_key_in_a_partition_of_instants_without_a_zone_is_merged(delta: Bed) -
     """As Delta wrote them before it wrote UTC."""
     given = shape(ID, Column("at", ColumnType("timestamp"), handle=True, nullable=False))
     table = made(delta, given, "at")
-    delta.spark.conf.set(UTC_VALUES, "false")
+    delta.session.conf.set(UTC_VALUES, "false")
     sql(delta, f"INSERT INTO {table.location} VALUES (1, timestamp'2024-02-29 01:02:03')")
-    delta.spark.conf.unset(UTC_VALUES)
+    delta.session.conf.unset(UTC_VALUES)
     batch = delta.batch(given, [{"id": 1, "at": datetime(2024, 2, 29, 1, 2, 3)}])
     assert "timestamp without a time zone" in str(reason(table, batch))
     assert table.apply(batch, progress(1, 1)).updated == 1

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.interrupted import CutOff
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema

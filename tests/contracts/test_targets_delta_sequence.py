@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import Collected
@@ -22,7 +23,7 @@ SHAPE = shape()
 
 def loaded(bed: Bed, folder: Path, session: Any = None) -> DeltaTable:
     """A claimed table with one row and one delete."""
-    table = DeltaTarget(session or bed.spark, str(folder / "lake")).open_table(SHAPE, pipeline="shop")
+    table = DeltaTarget(session or bed.session, str(folder / "lake")).open_table(SHAPE, pipeline="shop")
     table.claim()
     table.apply(bed.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(1, 1))
     return table

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.conftest import BED_NAMES, MARKS, opened_bed
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     Bed,
     frame_of,
@@ -189,7 +189,7 @@ def test_any_order_and_any_cut_end_in_the_same_versions(bed: Bed, seed: int) -> 
     events = {(at, chosen.randrange(4)): chosen.random() < 0.35 for at in range(1, 26)}
     arriving = [Event(at, key, None if gone else f"n{at}") for (at, key), gone in events.items()]
     arriving += chosen.sample(arriving, 8)
-    expected = []
+    expected: list[tuple[int, int, int | None, str | None]] = []
     for key in range(4):
         ordered = sorted({event for event in arriving if event.key == key})
         before = None
@@ -265,7 +265,8 @@ def test_reads_and_events_in_any_order_end_in_the_same_versions(bed: Bed, seed: 
     reads = [*{(one.key, one.at): one for one in reads}.values()]
     events = {(at, chosen.randrange(8)): chosen.random() < 0.4 for at in range(1, 31)}
     arriving = [*reads, *(Event(at, key, None if gone else f"n{at}") for (at, key), gone in events.items())]
-    expected, marked = [], []
+    expected: list[tuple[int, int, int | None, str | None]] = []
+    marked = []
     for key in range(8):
         ordered = sorted((at, gone) for (at, of), gone in events.items() if of == key)
         first = min(one.at for one in reads if one.key == key)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, expire, loaded, opened, row, state_of
+from tests.columns import ID
+from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, expire, loaded, opened, state_of
 from tests.contracts.interrupted import CutOff, HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape, sql
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
 from tests.full import FULL, quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, loaded, opened, row, state_of
+from tests.columns import ID
+from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, loaded, opened, state_of
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -24,6 +24,7 @@ from tests.contracts.targets_bed import (
     merged,
     payloads_of,
     progress,
+    row,
     shape,
     sql,
 )
@@ -31,7 +32,7 @@ from tests.contracts.test_targets_types import cases
 from tests.full import FULL
 from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.errors import AccountingError, TargetError
-from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.target_rows import Metadata, TargetRows
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
@@ -76,7 +77,7 @@ def test_any_stream_leaves_what_merge_leaves(iceberg: Bed) -> None:
     for number in range(1, 6):
         keys = dice.sample([(at, place) for at in range(6) for place in ("", "größe")], dice.randint(3, 9))
         gone = {key for key in keys if dice.random() < 0.4}
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"id": at, "place": place, "name": dice.choice([None, "x", "y"]), "amount": number}
             for at, place in keys
             if (at, place) not in gone
@@ -267,10 +268,11 @@ def test_rows_with_metadata_are_files_and_columns_that_are_left_out_stay_out(ice
     rows = TargetRows(shape_of(schema), target=laid.shape, sources=laid.sources, metadata=metadata)
     given = without(laid.shape, ["amount"])
     table = iceberg.target.open_table(given, pipeline="shop")
+    assert isinstance(table, IcebergTable)
     epoch = table.claim().epoch
     for number, value in ((1, "a"), (2, "b")):
         at = Position("t", 0, number)
-        values = {"id": 1, "name": value, "amount": 5}
+        values: Row = {"id": 1, "name": value, "amount": 5}
         event = ChangeEvent(Op.UPDATE, TABLE, {"id": 1}, None, values, None, at)
         plan = DecodePlan(rows, GivenEvents([event], schema))
         plan = plan.for_batch(number, plan.rules, marks_deletes=False)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.iceberg_disturbed import SHAPE, compact, loaded, state_of
 from tests.contracts.partitioned_rows import moves
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,

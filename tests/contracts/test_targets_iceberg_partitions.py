@@ -11,12 +11,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.columns import ID
 from tests.contracts.iceberg_disturbed import compact, state_of
 from tests.contracts.partitioned_rows import SHAPE as ODD
 from tests.contracts.partitioned_rows import TYPED, moves, odd_rows
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -131,10 +131,10 @@ def test_any_stream_leaves_what_merge_leaves(iceberg: Bed) -> None:
             marked = partitions(iceberg, tables[0], content=1)
             assert {spec for spec, _ in marked} == {0, 1}
             assert {*marked} <= {*partitions(iceberg, tables[0])}
-    for name in (None, "x/y", "z"):
-        quoted = "NULL" if name is None else f"'{name}'"
+    for text in (None, "x/y", "z"):
+        quoted = "NULL" if text is None else f"'{text}'"
         found = sql(iceberg, f"SELECT * FROM {tables[0].location} WHERE name <=> {quoted}")
-        assert len(found) == sum(one["name"] == name for one in wanted)
+        assert len(found) == sum(one["name"] == text for one in wanted)
 
 
 @FULL

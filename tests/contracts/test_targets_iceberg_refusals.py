@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from tests.contracts.iceberg_disturbed import LOADED, NAMED, SHAPE, expire, loaded, opened, row, state_of
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape, sql
+from tests.columns import ID
+from tests.contracts.iceberg_disturbed import LOADED, NAMED, SHAPE, expire, loaded, opened, state_of
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape, sql
 from tests.full import FULL
 from tidesink.errors import ConfigError, ProgressError, SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contracts.iceberg_beds import iceberg_bed_in
-from tests.contracts.iceberg_disturbed import LOADED, SHAPE, loaded, opened, row
-from tests.contracts.targets_bed import Bed, progress
+from tests.contracts.iceberg_disturbed import LOADED, SHAPE, loaded, opened
+from tests.contracts.targets_bed import Bed, progress, row
 from tests.contracts.test_targets_iceberg import WIDER
 from tests.contracts.test_targets_iceberg_files import altered, reason
 from tests.full import FULL

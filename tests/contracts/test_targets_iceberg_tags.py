@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.contracts.targets_bed import Bed, progress, row, sql
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.sinks.targets.cuts import CutTable
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
-from tidesink.sinks.targets.iceberg.table import IcebergTable
+from tidesink.sinks.targets.iceberg.table import IcebergTable, IcebergTarget
 from tidesink.sinks.targets.iceberg.tags import CutTags
 from tidesink.sinks.targets.lake.cuts import frame_of
 
@@ -45,15 +45,22 @@ def at_tag(bed: Bed, table: IcebergTable, name: str) -> list[Any]:
     return [one["id"] for one in found]
 
 
+def _head(bed: Bed, table: IcebergTable) -> int:
+    head = state_of(bed, table).head
+    assert head is not None
+    return int(head)
+
+
 def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     """By its tag and by the table of cuts. A snapshot without a tag does not."""
     table = loaded(iceberg)
     first = cut(table, FIRST, 2)
-    log = iceberg.target.cut_log("shop")  # type: ignore[attr-defined]
+    assert isinstance(iceberg.target, IcebergTarget)
+    log = iceberg.target.cut_log("shop")
     named = [CutTable(SHAPE.source, table.location, first)]
     log.publish(FIRST, named, time=datetime.fromtimestamp(10, timezone.utc), without=(), keep=WEEK)
     grow(iceberg, table, 3)
-    unnamed = cast(int, state_of(iceberg, table).head)
+    unnamed = _head(iceberg, table)
     grow(iceberg, table, 4)
     second = cut(table, SECOND, 4)
     grow(iceberg, table, 5)
@@ -124,8 +131,8 @@ def test_pipelines_that_share_a_table_have_tags_of_their_own(iceberg: Bed) -> No
     table = loaded(iceberg)
     first = cut(table, FIRST, 2)
     grow(iceberg, table, 3)
-    second = cast(int, state_of(iceberg, table).head)
-    inner = JvmTable(cast(Any, iceberg.spark), table.location)
+    second = _head(iceberg, table)
+    inner = JvmTable(iceberg.session, table.location)
     CutTags(inner, "shop_1", SHAPE.source).keep(second, FIRST, seconds=-3600)
     expire(iceberg)
     names = [f"tidesink_cut_{pipeline}_{FIRST}" for pipeline in ("shop", "shop_1")]
@@ -136,7 +143,7 @@ class _Crowded(JvmTable):
     """A table to which another commits first, so many times."""
 
     def __init__(self, bed: Bed, location: str, times: int) -> None:
-        super().__init__(cast(Any, bed.spark), location)
+        super().__init__(bed.session, location)
         self._bed, self._left = bed, times
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
@@ -151,7 +158,7 @@ class _Crowded(JvmTable):
 def test_a_commit_of_another_is_waited_for(iceberg: Bed, times: int) -> None:
     table = loaded(iceberg)
     crowded = CutTags(_Crowded(iceberg, table.location, times), "shop", SHAPE.source)
-    head = cast(int, state_of(iceberg, table).head)
+    head = _head(iceberg, table)
     if times < 5:
         crowded.keep(head, FIRST, seconds=WEEK)
         assert tags(iceberg, table) == {f"tidesink_cut_shop_{FIRST}": head}

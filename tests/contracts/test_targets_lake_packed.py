@@ -13,6 +13,8 @@ from tests.contracts.conftest import BEDS
 from tests.contracts.iceberg_disturbed import compact
 from tests.contracts.targets_bed import Bed, progress, row, shape, sql
 from tests.full import FULL
+from tidesink.sinks.targets.delta.table import DeltaTable
+from tidesink.sinks.targets.iceberg.table import IcebergTable
 
 pytestmark = pytest.mark.spark
 SHAPE: Final = shape()
@@ -36,6 +38,7 @@ def test_packed_between_a_step_and_the_commit(
     """Under soft deletes the rows are written last, with stored values of the files that are gone."""
     bed = BEDS[kind](request, tmp_path / "lake")
     table = bed.target.open_table(SHAPE, pipeline="shop", **mode)
+    assert isinstance(table, DeltaTable | IcebergTable)
     epoch = table.claim().epoch
     for number, rows in enumerate(([row(1), row(2), row(3)], [row(2, "b"), row(4)]), 1):
         table.apply(bed.batch(SHAPE, rows, **mode), progress(epoch, number))
@@ -47,7 +50,8 @@ def test_packed_between_a_step_and_the_commit(
             PACK[kind](bed, table.location)
 
     batch = bed.batch(SHAPE, [row(1, "c"), row(5)], [{"id": 3}], **mode)
-    result = table.apply(replace(batch, **{step: pack}), progress(epoch, 3))
+    hook: dict[str, Any] = {step: pack}
+    result = table.apply(replace(batch, **hook), progress(epoch, 3))
     assert len(reached) == 2
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     found = {one["id"]: one["name"] for one in bed.rows() if not one.get("_tidesink_deleted")}

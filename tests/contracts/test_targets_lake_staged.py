@@ -11,9 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.columns import ID
 from tests.contracts.conftest import BEDS
 from tests.contracts.iceberg_disturbed import compact
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.full import each, quick_on
 from tidesink.events import Column, ColumnType, TableId
@@ -25,6 +26,8 @@ from tidesink.sinks.targets.base import (
     StagingTable,
     TargetTable,
 )
+from tidesink.sinks.targets.delta.table import DeltaTarget
+from tidesink.sinks.targets.iceberg.table import IcebergTarget
 from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, paths_of
 from tidesink.sinks.targets.lake.storage import local_path
 
@@ -42,7 +45,12 @@ PACK: Final[dict[str, Callable[[Bed, str], object]]] = {
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Each lake in turn, which writes the smallest ranges where they are read."""
     found = BEDS[request.param](request, tmp_path / "lake")
-    return replace(found, target=replace(found.target, fewest_staged=1))
+    return _eager(found)
+
+
+def _eager(bed: Bed) -> Bed:
+    assert isinstance(bed.target, DeltaTarget | IcebergTarget)
+    return replace(bed, target=replace(bed.target, fewest_staged=1))
 
 
 def _staged(table: TargetTable, batch: ReducedBatch) -> ReducedBatch:
@@ -141,7 +149,8 @@ def test_another_program_packs_the_table_before_the_commit(bed: Bed, step: str) 
             PACK[bed.name](bed, table.location)
 
     batch = _staged(table, bed.batch(SHAPE, [row(1, "c"), row(5)], [{"id": 3}]))
-    result = table.apply(replace(batch, **{step: pack}), progress(epoch, 3))
+    hook: dict[str, Any] = {step: pack}
+    result = table.apply(replace(batch, **hook), progress(epoch, 3))
     assert len(reached) == 2
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     assert {one["id"]: one["name"] for one in bed.rows()} == {1: "c", 2: "b", 4: "a", 5: "a"}
@@ -186,7 +195,7 @@ def test_rows_that_depend_on_stored_ones_are_not_written_where_they_are_read(bed
 def test_a_range_that_would_be_too_many_files_is_left_to_spark(request: pytest.FixtureRequest) -> None:
     """The part says so, and the range is read again without a sink."""
     delta = BEDS["delta"](request, request.getfixturevalue("tmp_path") / "lake")
-    bed = replace(delta, target=replace(delta.target, fewest_staged=1))
+    bed = _eager(delta)
     table = made(bed, SHAPE, "name")
     sink = table.row_sink(RowFormat(SHAPE, fewest=1))
     assert sink is not None

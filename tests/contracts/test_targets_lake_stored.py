@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.targets_bed import (
     AMOUNT,
-    ID,
     NAME,
     TABLE,
     Bed,
@@ -32,7 +32,8 @@ from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.delta.table import DeltaTarget
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake import batches as lake_batches
 from tidesink.sinks.targets.lake import files as lake_files
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
@@ -65,8 +66,8 @@ class Watched:
 
 def watched(table: Any, *, merging: bool = False) -> Watched:
     """The writer of an open table from now on."""
-    table._files = Watched(table._files, merging)
-    return table._files  # type: ignore[no-any-return]  # the table is of either lake
+    found = table._files = Watched(table._files, merging)
+    return found
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -216,9 +217,8 @@ def test_an_older_row_beside_a_second_one_of_its_key_stops_the_table(lake: Bed) 
     table = lake.target.open_table(shape(), pipeline="shop")
     epoch = table.claim().epoch
     table.apply(lake.batch(shape(), [row(1)], at=[10]), progress(epoch, 1))
-    assert lake.spark is not None
-    location = table.location  # type: ignore[attr-defined]  # a lake's table has one
-    lake.spark.sql(f"INSERT INTO {location} VALUES (1, 'theirs', 9, NULL, NULL)")  # noqa: S608
+    assert isinstance(table, DeltaTable | IcebergTable)
+    lake.session.sql(f"INSERT INTO {table.location} VALUES (1, 'theirs', 9, NULL, NULL)")  # noqa: S608
     watched(table)
     with pytest.raises(AccountingError, match="another program wrote rows"):
         table.apply(lake.batch(shape(), [row(1, "c")], at=[20]), progress(epoch, 2))

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.message_beds import MessagesBed
-from tests.contracts.targets_bed import ID, Bed
+from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.typemap.target_schema import TargetSchema, shape_of
@@ -25,7 +26,7 @@ pytestmark = quick_on("delta", "postgres")
 
 TABLE: Final = TableId("public", "people")
 SOURCE: Final = {"connector": "postgresql", "name": "app", "db": "app", "schema": "public", "table": "people"}
-ROWS: Final = (
+ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"id": 1, "name": "first"},
     {"id": 1, "name": "lower", "Name": "UPPER"},
     {"id": 2, "name": "a", "Name": "B"},

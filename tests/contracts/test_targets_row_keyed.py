@@ -36,6 +36,6 @@ def test_copies_are_counted_however_the_stream_is_cut_and_sent_again(bed: Bed) -
         batch = bed.batch(SHAPE, upserts, [_key(values) for values in reduced.deletes])
         result = table.apply(batch, progress(epoch, number, table=TABLE))
         assert result.applied == len(reduced.rows)
-    kept: list[Row] = bed.read(TABLE)
+    kept: list[Row] = [*bed.read(TABLE)]
     assert copies(kept) == expected
     assert max(expected.values()) > 1

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, shape
 from tests.full import needs, quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, DeleteMode, TargetTable
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
@@ -175,7 +176,7 @@ def test_types_that_cannot_be_one_are_refused_with_both_names(bed: Bed) -> None:
 
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
 def test_a_truncate_empties_its_own_rows_alone(bed: Bed, soft: bool) -> None:
-    mode = "soft" if soft else "hard"
+    mode: DeleteMode = "soft" if soft else "hard"
     shape_a, shape_b = shard_shape(A), shard_shape(B)
     a = bed.reopen().open_table(shape_a, pipeline="shop", delete_mode=mode)
     b = bed.reopen().open_table(shape_b, pipeline="shop", delete_mode=mode)

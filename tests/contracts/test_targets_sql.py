@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, sql_bed, target_of
-from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.errors import (

@@ -10,8 +10,9 @@ from typing import Any, Final, cast
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, reader, target_of
-from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import StaleProgressError, TargetError
 from tidesink.events import Column, ColumnType, TableId, physical_ms

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, shape
 from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError
 from tidesink.events import Column, ColumnType, TableId
@@ -86,7 +87,7 @@ def test_a_column_that_the_server_puts_the_time_into_is_refused(filling: Bed, wo
     execute(filling, reported.value.message.partition("start again: ")[2])
     table = filling.target.open_table(one, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
-    rows = [{"id": 1, "at": THEN}, {"id": 2, "at": None}]
+    rows: list[dict[str, Any]] = [{"id": 1, "at": THEN}, {"id": 2, "at": None}]
     table.apply(filling.batch(one, rows), progress(epoch, 1))
     table.apply(filling.batch(one, deletes=[{"id": 1}], delete_mode="soft"), progress(epoch, 2))
     assert [row["at"] for row in filling.rows()] == [THEN.replace(tzinfo=None), None]

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import ID, Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, shape
 from tests.contracts.test_targets_sql_hand_made import make
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
@@ -128,7 +129,7 @@ def columns_of(natives: tuple[Native, ...]) -> list[Column]:
 
 
 def read_back(target: SqlTarget, bed: Bed, columns: list[Column]) -> dict[str, Any]:
-    found = target.reader(shape(ID, *columns), pipeline="shop", session=bed.spark)  # type: ignore[arg-type]
+    found = target.reader(shape(ID, *columns), pipeline="shop", session=bed.session)
     assert found is not None
     (row,) = found.rows(shape(ID, *columns).columns[1:]).collect()
     return {name: bytes(one) if isinstance(one, bytearray) else one for name, one in row.asDict().items()}
@@ -150,7 +151,7 @@ def test_a_value_of_each_native_type_comes_back_or_is_refused_by_name(bed: Bed) 
     for number in (1, 2):  # inserted, then updated
         table.apply(bed.batch(one, [good]), progress(1, number))
     kept = read_back(target_of(bed), bed, columns)
-    reader = target_of(bed).reader(one, pipeline="shop", session=bed.spark)  # type: ignore[arg-type]
+    reader = target_of(bed).reader(one, pipeline="shop", session=bed.session)
     assert reader is not None
     for column, native in zip(columns, natives, strict=True):
         value = native.value

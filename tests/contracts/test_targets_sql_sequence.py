@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, row, shape
+from tests.contracts.targets_bed import TABLE, Bed, frame_of, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import execute, target_of
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shape
 from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError
@@ -36,7 +37,7 @@ class _Watched:
     after_a_look: Callable[[], None] | None = None
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]
+        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]  # of the dialect behind it
         act = self.after_a_look if place.name == TABLE.name else None
         if act is not None:
             self.after_a_look = None

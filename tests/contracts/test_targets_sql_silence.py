@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import sql_bed, target_of
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType
@@ -73,7 +74,7 @@ def test_a_long_change_of_columns_keeps_the_table(mysql_sql: Bed, request: pytes
     reader = server.dialect.connect(server.endpoint)
     with reader.cursor() as cursor:
         # An ALTER waits until whoever reads the table has done.
-        cursor.execute(f"SELECT * FROM {bed.target.place_of(TABLE).location}")
+        cursor.execute(f"SELECT * FROM {target_of(bed).place_of(TABLE).location}")
     threading.Timer(1.75 * _SILENCE, reader.close).start()
     wider = shape(ID, NAME, AMOUNT, Column("more", ColumnType("int"), default="7"))
     assert table.evolve(wider).added == ("more",)

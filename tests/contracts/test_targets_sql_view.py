@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import target_of
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.contracts.test_targets_history import held as history_held
 from tests.full import quick_on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -31,6 +32,10 @@ def beds(*full: str) -> pytest.MarkDecorator:
     )
 
 
+def _claim(table: TargetTable, claims: list[Claim]) -> None:
+    claims.append(table.claim())
+
+
 @beds("http", "iceberg_jdbc")
 def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     holder = bed.target.open_table(SHAPE, pipeline="shop")
@@ -40,7 +45,7 @@ def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     # One without rows commits its progress in a way of its own.
     for number, batch in enumerate((bed.batch(SHAPE), changes), 2):
         other, claims, before = opened(bed), list[Claim](), bed.rows()
-        claiming = replace(batch, on_staged=lambda other=other, claims=claims: claims.append(other.claim()))
+        claiming = replace(batch, on_staged=partial(_claim, other, claims))
         with pytest.raises(StaleProgressError):
             holder.apply(claiming, progress(epoch, number))
         epoch += 1

@@ -6,7 +6,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from tests.contracts.targets_bed import ID, Bed, progress, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import Bed, progress, shape
 from tests.full import quick_on
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.typemap.render_sql import KEY_LENGTH

@@ -140,7 +140,7 @@ class Bank:
         self._put(TRANSFER, {"id": self._transfers, "source": source, "goal": goal, "amount": amount})
         for number, change in ((source, -amount), (goal, amount)):
             row = self.accounts[number]
-            balance = int(row["balance"] or 0) + change  # type: ignore[arg-type]
+            balance = int(row["balance"] or 0) + change
             self._put(ACCOUNT, {**row, "balance": balance, "version": self._ts})
             self._book(number, change)
 
@@ -168,7 +168,7 @@ class Bank:
         if number is None:
             return
         left = self.accounts[number]["balance"]
-        self._pay(number, self._rng.choice(LASTING), int(left or 0))  # type: ignore[arg-type]
+        self._pay(number, self._rng.choice(LASTING), int(left or 0))
         # A commit changes a row once: in the source's order nothing tells two changes of one commit apart.
         self._begin()
         self._drop(ACCOUNT, self.accounts[number])
@@ -184,7 +184,7 @@ class Bank:
         self._put(ACCOUNT, {**row, "id": new, "version": self._ts})
         for entry in self._entries(old):
             self._drop(ENTRY, entry)
-            self._book(new, int(entry["amount"] or 0))  # type: ignore[arg-type]
+            self._book(new, int(entry["amount"] or 0))
 
     def _entries(self, account: int) -> list[Row]:
         return [row for key, row in sorted(self.rows["entry"].items()) if key[0] == account]
@@ -192,7 +192,7 @@ class Bank:
 
 def key_of(schema: TableSchema, row: Row) -> Key:
     """The key of a row, by the names of its columns."""
-    return tuple(int(row[column.name] or 0) for column in schema.handle_columns)  # type: ignore[arg-type]
+    return tuple(int(row[column.name] or 0) for column in schema.handle_columns)
 
 
 class Feed:

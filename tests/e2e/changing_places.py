@@ -104,7 +104,7 @@ def http_place(request: pytest.FixtureRequest, _folder: Path, servers: Servers) 
 
 def by_id(rows: list[dict[str, Any]]) -> Rows:
     """Rows by their key, each once."""
-    found = {row["id"]: row for row in rows}
+    found: Rows = {row["id"]: row for row in rows}
     assert len(found) == len(rows), "a row is there twice"
     return found
 

@@ -18,7 +18,9 @@ def main(config: str, group: str, notes: str, pause: float) -> None:
     ):
         for event in events:
             assert isinstance(event, tidesink.ChangeEvent)
-            log.write(f"{(event.after or {})['id']} {event.position.partition} {event.position.offset}\n")
+            number = (event.after or {})["id"]
+            assert isinstance(number, int)
+            log.write(f"{number} {event.position.partition} {event.position.offset}\n")
             log.flush()
             time.sleep(pause)
 

@@ -135,7 +135,9 @@ def save_capture(brokers: str, folder: Path, properties: Mapping[str, str], topi
                 message = consumer.poll(60)
                 assert message is not None
                 assert message.error() is None
-                read = message.offset() + 1
+                offset = message.offset()
+                assert offset is not None
+                read = offset + 1
                 lines.append(_line(message))
     finally:
         consumer.close()
@@ -157,8 +159,8 @@ def _line(message: object) -> str:
             "topic": message.topic(),
             "partition": message.partition(),
             "offset": message.offset(),
-            "key_b64": encoded(message.key()),  # type: ignore[arg-type]
-            "value_b64": encoded(message.value()),  # type: ignore[arg-type]
+            "key_b64": encoded(message.key()),
+            "value_b64": encoded(message.value()),
             "headers": [],
             "timestamp": message.timestamp()[1],
         }

@@ -109,7 +109,7 @@ class LosingPostgres(PostgresDialect):
         self.batch = 0
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of Postgres, but of each batch here
         """The load, with what happens after it."""
         return partial(load_and_lose, super().load, self.folder / f"lost_staging_{self.batch}")
 
@@ -178,7 +178,7 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
     losing = LosingPostgres(folder)
     database = None if endpoint is None else Observed(losing, endpoint, TABLE)
     if database is None:
-        bed, brought = BEDS[kind](spark, folder / "lake"), []
+        bed, brought = BEDS[kind](spark, folder / "lake"), list[int | None]()
     else:
         bed, brought = noting(sql_bed_in(spark, database))
     table = open_table(
@@ -196,7 +196,7 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
             if database is not None:
                 losing.batch, database.staged = upto, 0
             table.take(table_task, upto)
-            reported = {**table_task.report().counters, "lost": lost.lost}
+            reported: dict[str, int | None] = {**table_task.report().counters, "lost": lost.lost}
             if database is not None:
                 reported |= {"brought": brought[-1], "staged": database.staged}
             sys.stdout.write(json.dumps(reported) + "\n")

@@ -74,7 +74,8 @@ def _lake(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
         place = lake / table.schema / table.name
         try:
             if kind == "delta":
-                return open_lake_table(place).read().to_pylist()
+                found: Rows = open_lake_table(place).read().to_pylist()
+                return found
             frame = spark.read.format("iceberg").load(newest_metadata(place))
         except (FileNotFoundError, KeyError):
             return None

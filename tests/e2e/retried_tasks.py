@@ -78,7 +78,7 @@ class StumblingPostgres(PostgresDialect):
     slow = False
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of the database, but slow or not here
         """The load with what happens after it."""
         return partial(load_and_stumble, super().load, self.slow)
 
@@ -89,7 +89,7 @@ class StumblingMysql(MysqlDialect):
     slow = False
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of the database, but slow or not here
         """The load with what happens after it."""
         return partial(load_and_stumble, super().load, self.slow)
 
@@ -127,7 +127,11 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
     for number, slow in enumerate((False, True), 1):
         dialect.slow, connections.staged = slow, 0
         done = table.apply(_batch(spark), progress(epoch, number))
-        reported = {"inserted": done.inserted, "updated": done.updated, "staged": connections.staged}
+        reported: dict[str, int | None] = {
+            "inserted": done.inserted,
+            "updated": done.updated,
+            "staged": connections.staged,
+        }
         sys.stdout.write(json.dumps(reported) + "\n")
     connections.staged, connections.table = None, READ_TABLE
     feed = changes()

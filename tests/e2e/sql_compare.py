@@ -25,7 +25,9 @@ def wrong_in_database(target: SqlTarget, expected: Iterable[ExpectedTable]) -> l
 def wrong_rows(rows: list[dict[str, Any]], expected: ExpectedTable) -> list[str]:
     """Every difference of one table, in words."""
     names = list(expected.columns)
-    found = {tuple(str(row[name]) for name in expected.key): row for row in rows}
+    found: dict[tuple[str | None, ...], dict[str, Any]] = {
+        tuple(str(row[name]) for name in expected.key): row for row in rows
+    }
     wanted = {
         tuple(row[names.index(name)] for name in expected.key): dict(zip(names, row, strict=True))
         for row in expected.rows

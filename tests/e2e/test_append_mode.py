@@ -16,7 +16,8 @@ from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.forked_worker import die_at
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
-from tests.e2e.test_sql_targets import config_for, connected, execute, wrong
+from tests.e2e.sql_beside import connected, execute
+from tests.e2e.test_sql_targets import config_for, wrong
 from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.events import TableId

@@ -185,7 +185,7 @@ def _server(source: str, folder: Path, request: pytest.FixtureRequest) -> Iterat
 @contextmanager
 def _sending(connect: Connect, server: LiveServer, brokers: str, name: str) -> Iterator[None]:
     """The connector, with its own snapshot, and heartbeats, by which the last transaction is known to end."""
-    modes = {"snapshot_mode": "initial", "heartbeat_interval_ms": "500"}
+    modes: dict[str, Any] = {"snapshot_mode": "initial", "heartbeat_interval_ms": "500"}
     if isinstance(server, MariaDbServer):
         with mariadb_connector(connect, server.server, brokers, name, SENDER, **modes):
             yield
@@ -258,5 +258,5 @@ def _is_shown(config: Path, last: int) -> bool:
     if f"s ago (position {last})" not in found.stdout:
         return False  # the lake has it before the state store
     listed = runner.invoke(app, ["cut", "list", "--config", str(config), "--output", "json"])
-    times = {one["commit_ts"]: one["time"] for one in json.loads(listed.stdout)["cuts"]}
+    times: dict[int, str] = {one["commit_ts"]: one["time"] for one in json.loads(listed.stdout)["cuts"]}
     return times[last].startswith("20")

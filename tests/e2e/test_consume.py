@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tidesink.errors import (
     SourceError,
     SourceUnavailableError,
 )
+from tidesink.events import Event
 
 IDLE = 4.0
 # How long what is sure to come may take.
@@ -52,9 +53,18 @@ def committed(servers: Servers, topic: str, partitions: int = 1) -> list[int]:
         asking.close()
 
 
-def ids(events: Iterator[Any] | EventConsumer) -> list[int]:
+def ids(events: Iterable[Event]) -> list[int]:
     """The ids of the rows in events."""
-    return [(event.after or event.before)["id"] for event in events]
+    return [_id_in(event) for event in events]
+
+
+def _id_in(event: Event) -> int:
+    assert isinstance(event, ChangeEvent)
+    row = event.after or event.before
+    assert row is not None
+    number = row["id"]
+    assert isinstance(number, int)
+    return number
 
 
 @pytest.fixture
@@ -79,6 +89,7 @@ def test_events_are_typed_and_have_positions_and_schemas(
     assert (first.position.topic, first.position.offset, last.position.offset) == (orders.topic, 0, 10)
     assert first.schema is not None
     assert first.schema.by_name["id"].type.name == "bigint"
+    assert isinstance(last, ChangeEvent)
     assert last.op is Op.DELETE
     assert committed(servers, orders.topic) == [11]
 
@@ -309,7 +320,7 @@ def test_records_that_kafka_no_longer_holds_are_said(
     assert committed(servers, orders.topic) == [1]
 
 
-class OnceUnanswered(Consumer):  # type: ignore[misc]
+class OnceUnanswered(Consumer):
     """A consumer whose first question of where its group is has no answer."""
 
     asked = False
@@ -318,7 +329,7 @@ class OnceUnanswered(Consumer):  # type: ignore[misc]
         if not self.asked:
             self.asked = True
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return super().committed(*places, **more)  # type: ignore[no-any-return]
+        return super().committed(*places, **more)
 
 
 def test_a_round_that_fails_is_said_and_the_next_call_goes_on(

@@ -17,11 +17,10 @@ import pytest
 
 from tests.compose_files import COMPOSE, service_environment
 from tests.full import FULL
-from tests.servers import free_ports
 from tidesink.codecs.base import CodecOptions
 from tidesink.dev.lake_check import check_table
 from tidesink.dev.shop import ExpectedTable, load_expected
-from tidesink.dev.stack import StackAddresses
+from tidesink.dev.stack import StackAddresses, free_ports
 from tidesink.dev.workload import WorkloadOptions, write_workload
 from tidesink.schema_registry import open_registry
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ DEFINITION = "CREATE TABLE shop.{} (id BIGINT PRIMARY KEY, name VARCHAR(40))"
 
 
 @pytest.fixture
-def tidesink(spark: SparkSession) -> Iterator[SparkSession]:
+def tidesink(spark: SparkSession) -> SparkSession:
     from tidesink.sinks.spark.data_source import TidesinkDataSource
 
     spark.dataSource.register(TidesinkDataSource)

@@ -64,7 +64,7 @@ def _read_one(brokers: str, topic: str) -> bytes | None:
         message = consumer.poll(240)
         assert message is not None
         assert message.error() is None
-        return message.value()  # type: ignore[no-any-return]
+        return message.value()
     finally:
         consumer.close()
 
@@ -75,7 +75,7 @@ def test_both_services_run_and_say_where(stack: DevStack) -> None:
 
 
 def test_a_second_up_starts_nothing(stack: DevStack) -> None:
-    before, said = _pids(stack), []
+    before, said = _pids(stack), list[str]()
     assert stack.up(said.append) == stack.addresses
     assert _pids(stack) == before
     assert [line for line in said if "starting" in line] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import zip_longest
 
 import pyarrow as pa
@@ -243,13 +243,13 @@ def test_reads_that_are_left_or_run_side_by_side_do_not_disturb_each_other(broke
     _produce(brokers, topic, records)
     properties, limits = {"bootstrap.servers": brokers}, FetchLimits(records=100)
 
-    def values(start: int, end: int) -> Iterator[bytes]:
+    def values(start: int, end: int) -> Generator[bytes, None, None]:
         for batch in fetch(FetchRange(topic, 0, start, end), properties, limits=limits):
             yield from batch["value"].to_pylist()
 
     left = values(0, 2000)
     assert next(left) == b"v0"
-    left.close()  # type: ignore[attr-defined]
+    left.close()
     pairs = list(zip_longest(values(500, 1500), values(0, 1000)))
     assert pairs == [(f"v{n + 500}".encode(), f"v{n}".encode()) for n in range(1000)]
 

@@ -21,7 +21,8 @@ from confluent_kafka import Producer
 from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import KEYS, Servers, captured, final_state, replay, replay_config, wrong_values
-from tests.e2e.test_sql_targets import config_for, connected
+from tests.e2e.sql_beside import connected
+from tests.e2e.test_sql_targets import config_for
 from tests.full import FULL
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions

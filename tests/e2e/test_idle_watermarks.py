@@ -37,6 +37,11 @@ WATCHED_SECONDS: Final = 3.0
 PATIENCE: Final = 600.0
 
 
+def _busy_since(before: Counter[str], turn: int) -> Callable[[Counter[str]], bool]:
+    """Whether the busy table has had so many batches more."""
+    return lambda of: of["busy"] >= before["busy"] + turn
+
+
 class _Batches:
     """Counts the batches of each table."""
 
@@ -160,7 +165,7 @@ def test_idle_tables_cost_no_batches_and_leave_a_busy_one_its_turns(
         jobs.append(int(scheduler.nextJobId()))
         for turn in range(1, TURNS + 1):
             shop.row("busy")
-            batches.wait_for(lambda of, turn=turn: of["busy"] >= before["busy"] + turn)
+            batches.wait_for(_busy_since(before, turn))
         time.sleep(WATCHED_SECONDS)
         jobs.append(int(scheduler.nextJobId()))
         meanwhile.update(batches.of - before)
@@ -213,7 +218,7 @@ def test_rows_of_one_table_cost_the_others_of_its_topic_no_batches(
         before = batches.of.copy()
         for turn in range(1, TURNS + 1):
             shop.row("busy")
-            batches.wait_for(lambda of, turn=turn: of["busy"] >= before["busy"] + turn)
+            batches.wait_for(_busy_since(before, turn))
         shop.row(idle[0])  # behind what it has let go by
         batches.wait_for(lambda of: of[idle[0]] == before[idle[0]] + 1)
         meanwhile.update(batches.of - before)

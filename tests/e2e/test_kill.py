@@ -142,7 +142,7 @@ def _check_left(place: Place, done: tuple[str, ...], left: Rows, fourth: Rows) -
     Where changes are sent, those that were acknowledged before the commit are there already.
     """
     added = DEFAULTS if "evolved" in done else {}
-    rows = {key: {**row, **added} for key, row in left.items()}
+    rows: Rows = {key: {**row, **added} for key, row in left.items()}
     arrived = place.sent is not None and "staged" in done
     _check(place, fourth if arrived else rows, done[-1], batches=4 if "rejected" in done else 3)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,10 @@ def captured_definitions(workload: Path) -> TableDefinitions:
     return codec.definitions
 
 
+def _only(table: TableId, _topic: str) -> TableId:
+    return table
+
+
 def wrong_in_kafka(workload: Path, servers: Servers, protocol: str, tables: set[str]) -> list[str]:
     """Every difference between what the topics leave and what TiDB held."""
     wrong = []
@@ -82,7 +87,7 @@ def wrong_in_kafka(workload: Path, servers: Servers, protocol: str, tables: set[
         codec = open_codec(
             protocol,
             registry=open_registry(servers["registry_url"]),
-            table_of_topic=lambda _topic, table=expected.table: table,  # type: ignore[misc]
+            table_of_topic=partial(_only, expected.table),
             definitions=captured_definitions(workload),
         )
         topic = f"to-{servers['prefix']}{expected.table.schema}_{expected.table.name}"

@@ -118,8 +118,8 @@ def test_ranges_hold_every_row_once(database: Database, kind: str) -> None:
     database.run(f"CREATE TABLE {quoted} ({columns})")
     key = ", ".join('"' + one.replace('"', '""') + '"' for one in database.stored(name).types)
     database.run(f"ALTER TABLE {quoted} ADD PRIMARY KEY ({key})")
-    rows = f"SELECT {values} FROM generate_series(1, 300) i"  # noqa: S608
-    database.run(f"INSERT INTO {quoted} {rows} ON CONFLICT DO NOTHING")
+    inserted = f"SELECT {values} FROM generate_series(1, 300) i"  # noqa: S608
+    database.run(f"INSERT INTO {quoted} {inserted} ON CONFLICT DO NOTHING")
     stored, ranges = database.ranges(name, 7)
     assert stored.key == tuple(stored.types)
     source = _source(database.url, name, stored, ranges)
@@ -221,7 +221,7 @@ def test_the_columns_that_postgres_sends_of_a_deleted_row(database: Database) ->
         CREATE TABLE n (id int PRIMARY KEY); ALTER TABLE n REPLICA IDENTITY NOTHING""")  # fmt: skip
     found = {name: database.stored(name).identity for name in "difn"}
     assert found == {"d": {"id"}, "i": {"no", "tenant"}, "f": None, "n": frozenset()}
-    settings = DatabaseSettings(url=database.url)
+    settings = DatabaseSettings.model_validate({"url": database.url})
     answers = {name: replica_identity(settings, TableId("public", name)) for name in "dinf"}
     sent = frozenset({"id"})
     assert answers["d"] == ReplicaIdentity(sent, frozenset({"id", "tenant"}), primary=sent)

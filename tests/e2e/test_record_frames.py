@@ -56,18 +56,22 @@ def _consumed(brokers: str, topic: str, ends: dict[int, int]) -> dict[tuple[int,
     settings = {"group.id": topic, "enable.partition.eof": True, "isolation.level": "read_committed"}
     consumer = Consumer({"bootstrap.servers": brokers, "enable.auto.commit": False, **settings})
     consumer.assign([TopicPartition(topic, number, 0) for number in ends])
-    found, left = {}, set(ends)
+    found: dict[tuple[int, int], tuple[Any, ...]] = {}
+    left = set(ends)
     while left:
         record = consumer.poll(_PATIENCE)
         assert record is not None
+        partition, offset = record.partition(), record.offset()
+        assert partition is not None
         error = record.error()
         if error is not None:
             assert error.code() == KafkaError._PARTITION_EOF
-            left.remove(record.partition())
+            left.remove(partition)
             continue
+        assert offset is not None
         moment = record.timestamp()[1]
         headers = [tuple(one) for one in record.headers() or ()] or None
-        found[record.partition(), record.offset()] = (record.key(), record.value(), moment, headers)
+        found[partition, offset] = (record.key(), record.value(), moment, headers)
     consumer.close()
     return found
 

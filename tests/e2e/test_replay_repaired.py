@@ -48,8 +48,8 @@ class Books:
         self._rows = sa.Table("orders", sa.MetaData(), *columns, schema=self.table.schema)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE `{self.table.schema}`")
-            columns = "id bigint PRIMARY KEY, name varchar(40), day date"
-            connection.exec_driver_sql(f"CREATE TABLE `{self.table.schema}`.orders ({columns})")
+            definition = "id bigint PRIMARY KEY, name varchar(40), day date"
+            connection.exec_driver_sql(f"CREATE TABLE `{self.table.schema}`.orders ({definition})")
         self.config = self.with_zero_date("error")
 
     def with_zero_date(self, policy: str) -> Path:

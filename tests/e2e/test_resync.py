@@ -346,7 +346,7 @@ def test_deletes_mark_and_a_shard_keeps_to_its_rows(
             "metadata": {"batch": "of_batch"},
             "deletes": "soft",
         }
-        more = {
+        more: dict[str, Any] = {
             "tables": [{"name": str(one.name), **settings} for one in (table, other)],
             "routes": [{"match": ".*", "to": "all.orders", "shard-column": "origin"}],
         }
@@ -394,8 +394,8 @@ def test_where_the_source_has_no_index_of_the_key_all_its_rows_are_read(
     with live_table(mariadb_url, servers) as table:
         table.load(900)
         table.change()
-        keys = {"tables": [{"name": str(table.name), "keys": ["id"]}]}
-        config = load_config(live_config(tmp_path, servers, table, mariadb_url, **keys))
+        tables = [{"name": str(table.name), "keys": ["id"]}]
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, tables=tables))
         _run(config, until="drained")
         _spoil(place, table)
         _ask(config, table)

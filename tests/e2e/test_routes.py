@@ -52,7 +52,8 @@ def write(servers: Servers) -> Rows:
 
 
 def read_lake(folder: Path) -> list[dict[str, Any]]:
-    return open_lake_table(folder / "lake" / "sales" / "orders").read().to_pylist()
+    rows: list[dict[str, Any]] = open_lake_table(folder / "lake" / "sales" / "orders").read().to_pylist()
+    return rows
 
 
 Read = Callable[[], list[dict[str, Any]]]

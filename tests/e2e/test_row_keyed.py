@@ -19,7 +19,7 @@ from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.events import ChangeEvent
+from tidesink.events import ChangeEvent, Value
 from tidesink.sinks.batch.observers import TableReport
 from tidesink.sinks.worker.run import run
 
@@ -55,7 +55,8 @@ class _Shop:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return open_lake_table(self._lake).read().to_pylist()
+        rows: list[dict[str, Any]] = open_lake_table(self._lake).read().to_pylist()
+        return rows
 
     @property
     def copies(self) -> Copies:
@@ -105,7 +106,7 @@ def test_marks_names_and_columns_of_choice_leave_the_row_key_alone(
     shop.writer.ddl(CREATE)
     shop.send(events)
     assert shop.run().error is None
-    held = {}
+    held: dict[tuple[Value, ...], Value] = {}
     for event in map(keyed_by_row, events):
         if event.after is None:
             held.pop(tuple((event.key or {}).values()), None)

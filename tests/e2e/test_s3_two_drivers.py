@@ -90,7 +90,8 @@ def test_of_two_commits_of_one_version_at_once_one_is_lost(kept_classes: bool) -
             first.write("\n".join(map(json.dumps, _FIRST_VERSION)).encode())
         with ExitStack() as running:
             drivers = [running.enter_context(_driver(bucket, row)) for row in (1, 2)]
-            running.callback(lambda: [driver.kill() for driver in drivers])
+            for driver in drivers:
+                running.callback(driver.kill)
             assert [driver.wait(_SECONDS) for driver in drivers] == [0, 0]
         keys = bucket.keys()
         assert [key for key in keys if key.endswith(".json")] == [_version(0), _version(1)]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from typer.testing import CliRunner
@@ -163,7 +163,7 @@ def test_another_type_waits_and_the_worker_goes_on(
 SIZE = Column("size", ColumnType("bigint", sql="bigint"))
 TITLE = Column("title", ColumnType("varchar", length=40, sql="varchar(40)"))
 APPLIED = {"drop": "apply", "rename": "apply"}
-ENDED = {
+ENDED: Final[dict[int, dict[str, Any]]] = {
     1: {"id": 1, "title": "one"},
     2: {"id": 2, "title": "two"},
     3: {"id": 3, "title": "three"},

@@ -85,8 +85,8 @@ def test_columns_change_at_the_source_before_the_topic_tells(
     with live_table(mariadb_url, servers) as table:
         table.load(2_000)
         table.change()
-        more = {"defaults": {"snapshot": "initial", "schema-changes": {"rename": "apply"}}}
-        config = load_config(live_config(tmp_path, servers, table, mariadb_url, **more))
+        defaults = {"snapshot": "initial", "schema-changes": {"rename": "apply"}}
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, defaults=defaults))
         _check(run(config, batches=2))
         begun = shown_snapshot(config)["rows"]
         with table.held_back():
@@ -255,7 +255,7 @@ def test_a_log_begins_with_the_rows_of_a_snapshot(
         table.load(1_500)
         # Under another name: the source's server may be the target's, too.
         copy = TableId(f"log_of_{table.name.schema}", table.name.name)
-        more = {
+        more: dict[str, Any] = {
             "target": place.target,
             "defaults": {"snapshot": "initial", "mode": "append"},
             "routes": [{"match": r"(\w+)\.(\w+)", "to": "log_of_$1.$2"}],

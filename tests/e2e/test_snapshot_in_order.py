@@ -59,7 +59,7 @@ def test_rows_and_changes_in_any_order_become_the_source(
         routes = [{"match": r"(\w+)\.(\w+)", "to": "copy_of_$1.$2"}]
         table.load(600)
         table.change()
-        more = {"target": place.target, "defaults": _IN_ORDER, "routes": routes}
+        more: dict[str, Any] = {"target": place.target, "defaults": _IN_ORDER, "routes": routes}
         config = load_config(live_config(tmp_path, servers, table, tidb_url, **more))
         with table.held_back(), changing(table.change):
             _run(config, batches=2)

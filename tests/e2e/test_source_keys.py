@@ -193,14 +193,14 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
             if asked is None:
                 none.add(name)
                 continue
-            for row, key in zip(every, texts, strict=True):
+            for image, key in zip(every, texts, strict=True):
                 task = KeyedTask(rows, asked, 0, _ONE, lambda _wanted, found: iter([*found]))
                 found = [
                     one.after
                     for batch in task([pa.record_batch({"key": pa.array([[key[name]]])})])
                     for one in decode_here(plan, batch)
                 ]
-                if row not in found or len(found) > 2:
+                if image not in found or len(found) > 2:
                     missed.append((name, key[name], found))
         assert missed == []
         assert none == {*_NO_WAY_BACK} | not_in_mode

@@ -64,7 +64,7 @@ def database(mariadb_url: str) -> Iterator[str]:
 
 def _messages(database: str) -> list[Message]:
     key = {"id": "1", "k": "kk"}
-    kinds = (
+    kinds: tuple[tuple[str, datetime, list[dict[str, str]] | None], ...] = (
         ("INSERT", INSERTED, None),
         ("UPDATE", UPDATED, [key]),
         ("UPDATE", UPDATED, [{}]),
@@ -101,7 +101,8 @@ def _events(url: str, database: str) -> list[ChangeEvent]:
 
 def test_each_change_has_the_rows_of_its_moment(tidb_url: str, database: str) -> None:
     inserted, updated, partly, deleted = _events(tidb_url, database)
-    first: dict[str, Any] = {**FIRST, "d": inserted.after["d"], "at": "2026-06-01 02:00:00.250"}  # type: ignore[index]
+    assert inserted.after is not None
+    first: dict[str, Any] = {**FIRST, "d": inserted.after["d"], "at": "2026-06-01 02:00:00.250"}
     assert str(first["d"]) == "1.50"
     assert (inserted.before, inserted.after) == (None, first)
     for event in (updated, partly):

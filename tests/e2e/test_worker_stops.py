@@ -6,10 +6,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -156,13 +157,13 @@ def test_a_stop_cancels_the_batch_under_way_and_no_job_of_others(
     TableWriter(servers, schema_of("slow")).upsert({"id": 1, "name": "one"})
     goes_on = str(tmp_path / "goes-on")
 
-    def rest(batches: Iterator[object]) -> Iterator[object]:
+    def rest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         while not Path(goes_on).exists():
             time.sleep(0.02)
         yield from batches
 
     frame = spark.range(3, numPartitions=1)
-    theirs = start_thread(spark, frame.mapInArrow(rest, "id long").count, name="others")  # type: ignore[arg-type]
+    theirs = start_thread(spark, frame.mapInArrow(rest, "id long").count, name="others")
     stop, reports = StopFlag(), list[RunReport]()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(240)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pytest
 
-from tests.decoded_batches import as_records, assert_same
+from tests.decoded_batches import as_records, assert_same, with_part
 from tests.full import FULL
 from tests.fuzz import seeds
 from tests.golden.debezium_captures import find_captures
@@ -149,7 +149,7 @@ def _damaged(one: Message, damage: Damage, step: int) -> tuple[list[Message], li
     for part, whole in (("key", one.key), ("value", one.value)):
         for bad in damage(whole, range(one.offset % step, len(whole), step)) if whole else ():
             other_id = bad[:1] == b"\0" and len(bad) >= 5 and bad[1:5] != (whole or b"")[1:5]
-            (others if other_id else same).append(replace(one, **{part: bad}))
+            (others if other_id else same).append(with_part(one, part, bad))
     return [*same, one], others
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tests.golden.debezium_tables import postgres_definitions
 from tests.golden.vectors import unbase64
+from tests.reduction_law import unsent_columns
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes
 from tidesink.ddl.catalog import TableDefinitions
@@ -64,12 +65,14 @@ class Capture:
     @property
     def modes(self) -> DebeziumModes:
         """Its handling modes, as a person reads them off its properties."""
-        given = {name: self.connector[key] for name, key in _MODE_NAMES.items() if key in self.connector}
+        given: dict[str, Any] = {
+            name: self.connector[key] for name, key in _MODE_NAMES.items() if key in self.connector
+        }
         if self.connector.get("value.converter.decimal.format") == "NUMERIC":
             given["decimal_format"] = "numeric"
         if self.is_postgres:
             given.setdefault("time_precision_mode", "adaptive")
-        return DebeziumModes(**given)  # type: ignore[arg-type]
+        return DebeziumModes(**given)
 
     @property
     def messages(self) -> Iterator[Message]:
@@ -196,8 +199,7 @@ class Replayed:
     def _put(self, event: ChangeEvent, key: tuple[Value, ...]) -> None:
         assert event.after is not None
         stored = self.rows.get(key, {})
-        unavailable = (event.extension or {}).get("unavailable", ())
-        kept = {name: stored[name] for name in unavailable if name in stored}  # type: ignore[attr-defined]
+        kept = {name: stored[name] for name in unsent_columns(event) if name in stored}
         self.rows[key] = {**event.after, **kept}
 
     def _apply_keyless(self, event: ChangeEvent) -> None:

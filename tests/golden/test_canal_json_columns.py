@@ -15,6 +15,7 @@ from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
+from tidesink.typemap.table import ZeroDate
 
 # Too large for Kafka, so cut down to the handle key, and files of several messages.
 _SENT_OTHERWISE = (b'onlyHandleKey":true', b'claimCheckLocation"')
@@ -90,8 +91,9 @@ def test_a_whole_changefeed_in_batches(workload: Workload, size: int) -> None:
 @pytest.mark.golden_workload("canal-json")
 def test_dates_and_times_by_policy_and_zone(workload: Workload) -> None:
     records = as_records(workload.messages())
-    for zero_date, zone in (("error", "Europe/Berlin"), ("text", "Asia/Kathmandu")):
+    zones: dict[ZeroDate, str] = {"error": "Europe/Berlin", "text": "Asia/Kathmandu"}
+    for zero_date, zone in zones.items():
         options = CodecOptions(time_zone=zone)
         codec, reference = CanalJsonCodec(options=options), CanalJsonCodec(options=options)
-        found = codec.decode_batch(records, zero_date=zero_date)  # type: ignore[arg-type]
-        assert_same(found, rows_from_events(records, reference.decode, ValueOptions(zero_date, zone)))  # type: ignore[arg-type]
+        found = codec.decode_batch(records, zero_date=zero_date)
+        assert_same(found, rows_from_events(records, reference.decode, ValueOptions(zero_date, zone)))

@@ -20,7 +20,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.events import Message
+from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.table import ZeroDate
 
@@ -57,7 +57,7 @@ def test_rows_of_captures_are_read_in_columns(with_schemas: Capture) -> None:
     codec = with_schemas.codec()
     for message in with_schemas.messages:
         events = codec.decode(message)
-        rows = [one for one in events if hasattr(one, "after") and one.op.value != "truncate"]
+        rows = [one for one in events if isinstance(one, ChangeEvent) and one.op is not Op.TRUNCATE]
         arrays = with_schemas.is_avro and message.topic.endswith(("p_arr", "p_toast", "p_toast_full"))
         if rows and not arrays:
             batch = codec.decode_batch(as_records([message]))

@@ -148,7 +148,7 @@ def _avro(path: Path, event: Json, config: Json, **changed: Any) -> Record:
     schemas = [{"id": one, "schema": registry.schema_by_id(one)} for one in ids]
     (path / "schemas.jsonl").write_text("\n".join(map(json.dumps, schemas)))
     modes = {"avro-decimal-handling-mode": "string", "avro-bigint-unsigned-handling-mode": "string"}
-    raw = {f"{part}_schema_id": found for part, found in parts.items()}
+    raw: dict[str, Any] = {f"{part}_schema_id": found for part, found in parts.items()}
     raw |= {f"{part}_subject": f"t-{part}" for part in parts}
     return _folder(path, "avro", {**config, **modes}, event, written, **raw)
 

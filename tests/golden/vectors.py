@@ -153,7 +153,7 @@ def _selected(event: Json | None, config: Json) -> Json | None:
     def passed(raws: list[Json] | None) -> list[Json] | None:
         return raws and [raw for raw in raws if _passes(raw["name"], patterns)]
 
-    images = {name: passed(event[name]) for name in ("columns", "pre_columns") if name in event}
+    images: Json = {name: passed(event[name]) for name in ("columns", "pre_columns") if name in event}
     if "rows" in event:
         rows = ({name: passed(row.get(name)) for name in ("columns", "pre_columns")} for row in event["rows"])
         images["rows"] = [{**was, **now} for was, now in zip(event["rows"], rows, strict=True)]

@@ -151,13 +151,14 @@ def _changed_field(draw: DrawFn, field: Node, place: str) -> list[Node]:
         return [{**field, "name": f"{name}_new", "aliases": [name]}]
     if how == "default":
         return [_field(name, node, with_default="default" not in field)]
-    made = {
+    makers: dict[str, Callable[[], Node]] = {
         "type": lambda: draw(nodes(f"{place}_{name}", 1)),
         "promote": lambda: draw(st.sampled_from(_PRIMITIVES)),
         "optional": lambda: node if "null" in node or kind_of(node) == "union" else ["null", node],
         "turn": lambda: node[::-1] if kind_of(node) == "union" else node,
         "inside": lambda: draw(changed(node, node["name"])) if kind_of(node) == "record" else node,
-    }.get(how, lambda: node)()
+    }
+    made = makers.get(how, lambda: node)()
     return [_field(name, made, with_default="default" in field)]
 
 

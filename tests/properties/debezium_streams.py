@@ -240,7 +240,7 @@ def declared(draw: st.DrawFn, some: Sequence[Version]) -> TableDefinitions:
     for version in some:
         for name, kind in version.columns:
             types = KINDS[kind].declared
-            if types and draw(st.booleans()):
+            if bool(types) and draw(st.booleans()):
                 columns[name] = Column(name, draw(st.sampled_from(types)))
     if not columns:
         return TableDefinitions()

@@ -17,7 +17,7 @@ TOPIC: Final = "shop_t"
 PARTITIONS: Final = 3
 Row = dict[str, Any]
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _CLOCK = st.times().map(lambda time: f"{time.hour:02}:{time.minute:02}:{time.second:02}")
 _ZERO_DAYS = st.sampled_from(["0000-00-00", "2020-00-00", "2020-02-30", "0000-01-01", "2023-02-29"])
 _DAYS = st.dates().map(str) | _ZERO_DAYS | st.just("9999-12-31") | st.just("0001-01-01")

@@ -253,10 +253,10 @@ _DAMAGES: Final[tuple[Callable[[bytes, int], bytes], ...]] = (
     lambda value, at: value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :],
     lambda value, at: value[:at] + bytes([value[at] ^ 0x80]) + value[at + 1 :],
     *(
-        lambda value, at, one=one: value[:at] + bytes([one]) + value[at + 1 :]  # type: ignore[misc]
+        lambda value, at, one=one: value[:at] + bytes([one]) + value[at + 1 :]
         for one in b'"\\:,}]{[n0 \n\xff'
     ),
-    *(lambda value, at, one=one: value[:at] + bytes([one]) + value[at:] for one in b'"\\,}n0'),  # type: ignore[misc]
+    *(lambda value, at, one=one: value[:at] + bytes([one]) + value[at:] for one in b'"\\,}n0'),
 )
 
 

@@ -156,7 +156,7 @@ def test_on_what_the_registry_judges_otherwise_than_the_specification(
 @given(texts=ANY)
 def test_full_is_both_directions_and_forward_is_backward_the_other_way(texts: list[str]) -> None:
     old, new = texts[0], texts[-1]
-    backward, forward = (not incompatibilities(level, new, [old]) for level in ("BACKWARD", "FORWARD"))  # type: ignore[arg-type]
+    backward, forward = (not incompatibilities(level, new, [old]) for level in ("BACKWARD", "FORWARD"))
     assert (not incompatibilities("FULL", new, [old])) == (backward and forward)
     assert (not incompatibilities("BACKWARD", old, [new])) == forward
     assert (not incompatibilities("FORWARD", old, [new])) == backward

@@ -278,7 +278,8 @@ class Pipeline:
         if bound is not None and stands_at(before, name, PARTITIONS, bound):
             return
         passed = passed_partitions(before, name, bound)
-        known, read, rows = starts(before, name, bound), {}, list[dict[str, Any]]()
+        known, rows = starts(before, name, bound), list[dict[str, Any]]()
+        read: dict[int, tuple[int, PartitionSummary | None]] = {}
         for number in PARTITIONS:
             log, start = self.source.logs[name, number], known.get(number, 0)
             end = start if number in passed else min(len(log), start + sizes[number])

@@ -75,13 +75,20 @@ def streams(draw: st.DrawFn) -> list[ChangeEvent]:
 READS = st.lists(st.builds(Read, st.integers(1, 20).map(lambda at: at << 18), st.integers(0, 3)), max_size=12)
 
 
+def _id_in(row: Row | None) -> int:
+    assert row is not None
+    number = row["id"]
+    assert isinstance(number, int)
+    return number
+
+
 def reported(events: Iterable[ChangeEvent], reads: Iterable[Read] = ()) -> Stored:
     """The history, one event at a time and by no other law than the words of the docs."""
     moments: dict[int, dict[int, Row | None]] = {}
     for event in events:
-        halves: list[tuple[int, Row | None]] = [((event.after or event.key or {})["id"], event.after)]
+        halves = [(_id_in(event.after or event.key), event.after)]
         if event.before is not None and event.after is not None and event.before["id"] != event.after["id"]:
-            halves.append((event.before["id"], None))
+            halves.append((_id_in(event.before), None))
         for key, row in halves:
             assert event.commit_ts is not None
             at = moments.setdefault(key, {})

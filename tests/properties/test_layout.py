@@ -121,6 +121,10 @@ def applied(reduced: DataFrame, state: State) -> State:
 _NUMBERS = st.none() | st.integers(0, 5)
 
 
+def _keys_but(key: int) -> st.SearchStrategy[int]:
+    return st.integers(0, 3).filter(lambda one: one != key)
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> list[Event]:
     """Changes of four keys, some of which change another's key."""
@@ -131,7 +135,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
             events.append(Event(key, None))
             continue
         row = {"id": key, **{name: draw(_NUMBERS) for name in ("n", "key b", "secret")}}
-        old = draw(st.none() | st.integers(0, 3).filter(lambda one, key=key: one != key))  # type: ignore[misc]
+        old = draw(st.none() | _keys_but(key))
         events.append(Event(key, row, old))
     return events
 

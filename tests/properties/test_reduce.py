@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -95,9 +96,9 @@ def test_a_suffix_sent_again_converges_once_it_is_complete(
 
 
 @given(streams(), st.randoms())
-def test_the_order_events_are_given_in_says_nothing(events: list[ChangeEvent], random: object) -> None:
+def test_the_order_events_are_given_in_says_nothing(events: list[ChangeEvent], random: Random) -> None:
     shuffled = list(events)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    random.shuffle(shuffled)
     assert reduce(shuffled, ("id",)) == reduce(events, ("id",))
 
 

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -30,6 +31,7 @@ from tidesink.events import (
     SequenceBy,
     TableId,
     TableSchema,
+    Value,
 )
 from tidesink.sinks.batch.reduce import (
     Reduction,
@@ -74,17 +76,17 @@ def streams(draw: st.DrawFn, *, partitions: int = 1) -> list[ChangeEvent]:
         position = Position("t", draw(st.integers(0, partitions - 1)), at, 0, (ts, draw(st.integers(0, 1))))
         extension = {UNAVAILABLE: tuple(lacking)} if lacking else None
         if op is Op.DELETE:
-            events.append(
-                ChangeEvent(
-                    op, TABLE, key, draw(st.sampled_from([None, key, row])), None, ts, position, schema
-                )
-            )
+            images: list[Row | None] = [None, key, row]
+            old = draw(st.sampled_from(images))
+            events.append(ChangeEvent(op, TABLE, key, old, None, ts, position, schema))
         else:
             events.append(ChangeEvent(op, TABLE, key, before, row, ts, position, schema, extension=extension))
     return events
 
 
-_keys = st.fixed_dictionaries({"id": st.integers(0, 3), "shard": st.sampled_from(["x", "y"])})
+_keys: st.SearchStrategy[dict[str, Value]] = st.fixed_dictionaries(
+    {"id": st.integers(0, 3), "shard": st.sampled_from(["x", "y"])}
+)
 
 
 def tables_of(events: Sequence[ChangeEvent]) -> tuple[ChangeTable, ...]:
@@ -97,8 +99,18 @@ def tables_of(events: Sequence[ChangeEvent]) -> tuple[ChangeTable, ...]:
     return rows_from_events(records, decode, ValueOptions()).tables
 
 
-def _plain(reduction: Reduction) -> dict[tuple[object, ...], tuple[object, ...]]:
-    found = {}
+class _PlainRow(NamedTuple):
+    """A reduced row: its position, its values or None if it is deleted, and what else is known of it."""
+
+    position: tuple[int, int]
+    values: dict[str, Any] | None
+    half: bool
+    left: frozenset[str]
+    after_delete: bool
+
+
+def _plain(reduction: Reduction) -> dict[tuple[object, ...], _PlainRow]:
+    found: dict[tuple[object, ...], _PlainRow] = {}
     for table in reduction.tables:
         for row in table.rows.to_pylist():
             place = (row["partition"], row["offset"])
@@ -107,7 +119,7 @@ def _plain(reduction: Reduction) -> dict[tuple[object, ...], tuple[object, ...]]
             if row["row"] is not None:
                 values = {name: value for name, value in row["row"].items() if name not in left}
             assert row["deleted"] is (values is None)
-            found[row["key"]["id"], row["key"]["shard"]] = (
+            found[row["key"]["id"], row["key"]["shard"]] = _PlainRow(
                 place,
                 values,
                 row["half"],
@@ -117,9 +129,9 @@ def _plain(reduction: Reduction) -> dict[tuple[object, ...], tuple[object, ...]]
     return found
 
 
-def _expected(reduced: Reduced) -> dict[tuple[object, ...], tuple[object, ...]]:
+def _expected(reduced: Reduced) -> dict[tuple[object, ...], _PlainRow]:
     return {
-        key: (
+        key: _PlainRow(
             (kept.position.partition, kept.position.offset),
             None if kept.row is None else dict(kept.row),
             kept.half,
@@ -169,7 +181,7 @@ def test_the_rows_of_some_keys_are_those_that_all_changes_make(
     ]
     found = rows_of_keys(reduce_tables(kept, keys), hashes)
     assert _plain(found) == {key: row for key, row in _plain(whole).items() if key[0] in ids}
-    halves = sum(row[2] for row in _plain(found).values())
+    halves = sum(row.half for row in _plain(found).values())
     assert (found.upserts + found.deletes, found.halves) == (len(_plain(found)), halves)
 
 
@@ -209,9 +221,9 @@ def test_a_key_has_one_hash_whoever_wrote_it(events: list[ChangeEvent]) -> None:
     assert len(set(hashes[0].tolist())) == len(hashes[0])
 
 
-def _written(offset: int, schema: TableSchema, row: Row, **more: object) -> ChangeEvent:
+def _written(offset: int, schema: TableSchema, row: Row, **more: Any) -> ChangeEvent:
     position = Position("t", 0, offset, 0, (1,))
-    return ChangeEvent(Op.UPSERT, TABLE, None, None, row, 1, position, schema)._replace(**more)  # type: ignore[arg-type]
+    return ChangeEvent(Op.UPSERT, TABLE, None, None, row, 1, position, schema)._replace(**more)
 
 
 def test_an_event_that_lacks_a_key_value_names_its_record() -> None:

@@ -143,13 +143,14 @@ def test_the_target_ends_as_without_rewinds(steps: list[tuple[object, ...]]) -> 
 @pytest.mark.parametrize("lawless", [True, False])
 def test_the_model_can_fail(lawless: bool) -> None:
     """Guards the test above: of what the law refuses, one loses a row and one keeps an older one."""
-    for steps in (
+    scripts: tuple[list[tuple[object, ...]], ...] = (
         [("write", 2, 1), ("grow",), ("write", 2, 2), ("drain",), ("rewind", 0, 0)],
         [("write", 0, 1), ("write", 0, 2), ("batch", 1), ("rewind", 0, 2), ("write", 1, 3)],
-    ):
+    )
+    for steps in scripts:
         world = World(lawless)
         for name, *given_ in steps:
-            getattr(world, name)(*given_)
+            getattr(world, str(name))(*given_)
         world.drain()
         if lawless:
             with pytest.raises(AssertionError):

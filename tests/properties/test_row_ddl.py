@@ -87,9 +87,9 @@ class World:
         if not deletes:
             self.source[key] = self.clock
         op = Op.DELETE if deletes else Op.INSERT
-        images = (row, None) if deletes else (None, row)
+        old, new = (row, None) if deletes else (None, row)
         at, place = self._commit(), Position("cdc", 0, 0)
-        self._log(ChangeEvent(op, TABLE, {"id": key}, *images, at, place, SCHEMA), key % PARTITIONS)
+        self._log(ChangeEvent(op, TABLE, {"id": key}, old, new, at, place, SCHEMA), key % PARTITIONS)
 
     def truncate(self) -> None:
         """A TRUNCATE at the source."""

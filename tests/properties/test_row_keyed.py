@@ -16,7 +16,7 @@ from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, hist
 from tests.reduction_law import reduce
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.events import ChangeEvent, SequenceBy
+from tidesink.events import ChangeEvent, Row, SequenceBy
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.typemap.target_schema import RowKey, row_keyed, shape_of
 
@@ -79,7 +79,7 @@ def test_in_the_sources_order_events_may_come_in_any_order(seed: int, size: int,
 
 @pytest.mark.parametrize("cut", range(5))
 def test_k_identical_inserts_and_one_delete_leave_one_copy_less(cut: int) -> None:
-    row = {"name": "a", "amount": 1}
+    row: Row = {"name": "a", "amount": 1}
     inserts = [change(RowKey(number, 104), None, row, at=number) for number in range(3)]
     events = [*inserts, change(RowKey(1, 104), row, None, at=3)]
     kept = _Kept()

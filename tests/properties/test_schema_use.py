@@ -24,7 +24,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, STOCK, TABLE, Topic, summary
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.events import Column, ColumnType, Message, TableSchema
+from tidesink.events import Column, ColumnType, Message, Row, TableSchema
 from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed
@@ -60,9 +60,8 @@ class Feed:
         """One more row; ``position``: at the source, None: the row's number."""
         number, rows = len(self._columns), self.parts[partition]
         names = {column.name for column in schema.columns} & SENT.keys()
-        self.topic.write(
-            schema, {"id": number, "name": "a"} | {name: SENT[name] for name in names}, at=position
-        )
+        row: Row = {"id": number, "name": "a", **{name: SENT[name] for name in names}}
+        self.topic.write(schema, row, at=position)
         message = replace(self.topic.messages[-1], partition=partition, offset=len(rows), timestamp=number)
         rows.append(message)
         self._columns.append(names)
@@ -273,7 +272,7 @@ def test_a_column_that_was_added_again_has_its_default_in_rows_of_between(tmp_pa
         feed.write(SCHEMAS[schema], 0)
     for at, cuts in enumerate(([(0, 4)], [(0, 1), (1, 3), (3, 4)], [(0, 3), (3, 4)])):
         (folder := tmp_path / str(at)).mkdir()
-        worker, stocks = Worker(feed, str(folder)), {}
+        worker, stocks = Worker(feed, str(folder)), dict[int, int | None]()
         for cut in cuts:
             stocks |= {number: row["stock"] for number, row in worker.read({0: cut}).items()}
         assert stocks == {0: 7, 1: 5, 2: 7, 3: 5}

@@ -117,6 +117,7 @@ class World:
     def _read(self) -> dict[int, int]:
         assert self.part is not None
         (part,) = self.part.ranges
+        assert isinstance(part, KeyRange)
         low = -1 if part.after is None else int(part.after[0])
         high = max(KEYS) if part.up_to is None else int(part.up_to[0])
         return {key: value for key, value in self.source.items() if low < key <= high}

@@ -64,8 +64,10 @@ def _batch(events: list[ChangeEvent]) -> ReducedBatch:
     for (key,), kept in reduced.rows.items():
         op = Op.DELETE if kept.row is None else Op.UPSERT
         order = order_key(kept.position, op, "source", half=kept.half)
-        source, writes, partition, offset, index, _ = order
-        at = RowSequence(source, bool(writes), partition, offset, index)  # type: ignore[arg-type]
+        source, writes, *_ = order
+        assert isinstance(source, tuple)
+        partition, offset, index = kept.position.partition, kept.position.offset, kept.position.index
+        at = RowSequence(source, bool(writes), partition, offset, index)
         rows.append(
             ReducedRow("delete" if kept.row is None else "upsert", {"id": key}, kept.row, sequence=at)
         )

@@ -91,7 +91,7 @@ def _plain(value: Json) -> Json:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
-_ROW: Final = {
+_ROW: Final[dict[str, Any]] = {
     "type": "struct",
     "optional": True,
     "fields": [
@@ -99,7 +99,7 @@ _ROW: Final = {
         *({**_connect(kind), "optional": True, "field": name} for name, (kind, _) in COLUMNS.items()),
     ],
 }
-_KEY: Final = {"type": "struct", "optional": False, "fields": _ROW["fields"][:1]}  # type: ignore[index]
+_KEY: Final = {"type": "struct", "optional": False, "fields": _ROW["fields"][:1]}
 _SOURCE: Final = {
     "type": "struct",
     "fields": [{"type": "string", "field": name} for name in ("connector", "db", "schema", "table")],
@@ -244,7 +244,9 @@ def test_what_is_damaged_is_refused_as_python_refuses_it(spark: SparkSession) ->
             assert sample.value is not None
             value = change(sample.value.decode())
             messages.append(_message(len(messages), sample.key, value))
-        broken = change(whole[0].key.decode())  # type: ignore[union-attr]
+        key = whole[0].key
+        assert key is not None
+        broken = change(key.decode())
         messages.append(_message(len(messages), broken, whole[0].value))
     wrong = _differing(spark, messages)
     assert not wrong, "\n".join(wrong[:40])

@@ -36,7 +36,7 @@ class Version(NamedTuple):
         fields = [{"name": "id", "type": "long"}]
         fields += [{"name": name, "type": kind} for name, kind in self.columns.items()]
         row = {"type": "record", "name": "Value", "namespace": f"v{number}", "fields": fields}
-        kinds = dict.fromkeys((*_SOURCE, *self.source), "string") | self.kinds
+        kinds = {**dict.fromkeys((*_SOURCE, *self.source), "string"), **self.kinds}
         members = [{"name": name, "type": kind} for name, kind in kinds.items()]
         source = {"type": "record", "name": "Source", "doc": f"version {number}", "fields": members}
         envelope = [

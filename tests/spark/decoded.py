@@ -66,7 +66,7 @@ class Decoded:
 def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) -> list[Decoded]:
     """What a task decodes, before it reduces: the events of the messages, by their place in Kafka."""
     batches = [messages] if isinstance(messages, pa.RecordBatch) else raw_table(messages).to_batches()
-    pickle = CloudPickleSerializer()  # a task has its plan so
+    pickle: Any = CloudPickleSerializer()  # a task has its plan so
     plan = pickle.loads(pickle.dumps(plan))
     rows = [
         row
@@ -209,7 +209,7 @@ class ReducedHere(NamedTuple):
 
 def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
     """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
-    pickle = CloudPickleSerializer()  # a task has its plan so
+    pickle: Any = CloudPickleSerializer()  # a task has its plan so
     task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), replace(plan, rules=rules))))
     packed = pa.Table.from_batches(
         [one for wanted in task.ranges for one in task.packed(wanted, _part(messages, wanted))]
@@ -251,7 +251,7 @@ class GivenEvents(TableDecoder):
     schema: TableSchema
 
     @property
-    def table(self) -> TableId:  # type: ignore[override]
+    def table(self) -> TableId:  # type: ignore[override]  # a field of the worker's decoders
         return self.schema.table
 
     @property

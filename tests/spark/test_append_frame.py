@@ -106,7 +106,7 @@ def row_day() -> Any:
 def test_a_table_without_a_key_has_all_its_rows() -> None:
     plan = canal_json_plan(KEYLESS, logs=True)
     one = {"v": "a", "n": "5"}
-    same = {"pkNames": None, "_tidb": {"commitTs": 40}}
+    same: dict[str, Any] = {"pkNames": None, "_tidb": {"commitTs": 40}}
     values = (
         change(one, **same),
         change(one, **same),

@@ -184,7 +184,8 @@ def _verdict(spark: SparkSession, here: list[tuple[Any, ...]], there: list[tuple
 
 def test_which_keys_differ_and_in_which_columns(spark: SparkSession) -> None:
     """Values are compared, and not their spelling; a NULL by its place; and how many rows have a key."""
-    here, there, expected = [_row("same")], [_row("same", z="1.5", j='{"a":null,"b":1}')], []
+    here, there = [_row("same")], [_row("same", z="1.5", j='{"a":null,"b":1}')]
+    expected: list[tuple[tuple[str, str], bool, bool, list[int] | None]] = []
     others = {"x": 2, "y": Decimal("1.4"), "z": "1.51", "j": '{"b": 1, "a": 0}'}
     for at, (name, value) in enumerate(others.items()):
         for other in (value, None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
 from tests.surroundings import surroundings
@@ -40,8 +40,8 @@ class Heard:
         self.events.append(event)
 
 
-def _missed(**counts: object) -> Missed:
-    return Missed(BatchSummary(**counts), (), FOUND)  # type: ignore[arg-type]
+def _missed(**counts: Any) -> Missed:
+    return Missed(BatchSummary(**counts), (), FOUND)
 
 
 def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class Golden:
         self.rows += [(by_line[row.offset], row, plan) for row in rows]
 
     def _schemas(self, records: list[Record], part: str) -> dict[int, str]:
-        ids = {record.raw.get(f"{part}_schema_id") for record in records} - {None}
+        named = {record.raw.get(f"{part}_schema_id") for record in records}
+        ids: set[int] = {schema_id for schema_id in named if schema_id is not None}
         return {schema_id: self.folder.schemas[schema_id] for schema_id in ids}
 
 

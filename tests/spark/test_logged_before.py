@@ -22,7 +22,7 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.base import Codec
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
-from tidesink.events import ChangeEvent, Op
+from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.targets.modes import OP
@@ -71,12 +71,12 @@ def difference(event: ChangeEvent, row: Decoded, shape: TargetSchema) -> str | N
     return None
 
 
-def compared(codec: Codec, pairs: list[tuple[Decoded, object, TargetSchema]]) -> Counter[tuple[Op, bool]]:
+def compared(codec: Codec, pairs: list[tuple[Decoded, Message, TargetSchema]]) -> Counter[tuple[Op, bool]]:
     """How many rows of each kind came with and without their old row; fails where one is another."""
     wrong, seen = [], Counter[tuple[Op, bool]]()
     for row, message, shape in pairs:
         try:
-            event = codec.decode(message)[row.index]  # type: ignore[arg-type]
+            event = codec.decode(message)[row.index]
         except DecodeError:
             continue
         if row.kind not in ("upsert", "delete"):

@@ -87,10 +87,11 @@ class Law(NamedTuple):
 
 
 def _law(events: list[ChangeEvent], rules: EventRules) -> Law:
+    rows: set[tuple[object, int | None, bool]]
     if rules.versions:
         versions = versions_of(events, ("id",))
-        kept = {(key, at, row is None) for (key,), rows in versions.rows.items() for at, row in rows.items()}
-        return Law(kept, versions.superseded, versions.halves)
+        rows = {(key, at, row is None) for (key,), kept in versions.rows.items() for at, row in kept.items()}
+        return Law(rows, versions.superseded, versions.halves)
     reduced = reduce(events, ("id",), "source" if rules.sequenced else "kafka")
     rows = {(key, one.commit_ts, one.row is None) for (key,), one in reduced.rows.items()}
     return Law(rows, reduced.superseded, reduced.split_halves)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from tidesink.errors import ConfigError
@@ -74,7 +75,7 @@ def test_jobs_of_others_are_not_cancelled(spark: SparkSession, tmp_path: Path) -
     def job(name: str) -> int:
         started, asked = str(tmp_path / name), str(goes_on)
 
-        def rest(batches: Iterator[object]) -> Iterator[object]:
+        def rest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import time
             from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_jobs_of_others_are_not_cancelled(spark: SparkSession, tmp_path: Path) -
                 time.sleep(0.02)
             yield from batches
 
-        return spark.range(3, numPartitions=1).mapInArrow(rest, "id long").count()  # type: ignore[arg-type]
+        return spark.range(3, numPartitions=1).mapInArrow(rest, "id long").count()
 
     def below() -> int:
         return start_thread(spark, lambda: job("ours"), name="below").result(_PATIENCE_SECONDS)

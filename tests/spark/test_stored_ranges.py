@@ -34,7 +34,7 @@ def _reduced(spark: SparkSession, calls: Path, *, checkpoint: bool) -> RangeFram
     records = [as_records([one for one in topic.messages if one.partition == part]) for part in (0, 1)]
     folder = str(calls)
 
-    def fetch(wanted: FetchRange):  # type: ignore[no-untyped-def]
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         import tempfile
 
         tempfile.mkstemp(dir=folder)

@@ -40,6 +40,7 @@ BERLIN: Final = ZoneInfo("Europe/Berlin")
 TWICE: Final = "2024-10-27 02:30:00"
 FIRST: Final = datetime(2024, 10, 27, 0, 30, tzinfo=timezone.utc)
 SECOND: Final = FIRST + timedelta(hours=1)
+CHOICES: Final[tuple[tuple[AmbiguousTime, datetime], ...]] = (("first", FIRST), ("second", SECOND))
 POLICIES: Final[tuple[AmbiguousTime, ...]] = ("first", "second", "error")
 STAMP: Final = ColumnType("timestamp")
 SUMMED: Final[dict[str, Any]] = {
@@ -53,7 +54,7 @@ SCHEMA: Final = table("create table shop.orders (id int primary key, made timest
 KEYED: Final = table("create table shop.orders (made timestamp primary key, v int)")
 
 
-@pytest.mark.parametrize(("policy", "moment"), [("first", FIRST), ("second", SECOND)])
+@pytest.mark.parametrize(("policy", "moment"), CHOICES)
 def test_the_policy_chooses(policy: AmbiguousTime, moment: datetime) -> None:
     read = target_reader(STAMP, time_zone=BERLIN, zero_date="null", ambiguous_time=policy)
     assert read(TWICE) == moment
@@ -128,7 +129,7 @@ def test_without_a_checksum_that_fits_the_policy_holds_and_is_counted(said: str)
     codec = codec_with(registry, **SUMMED)
     row = {"id": 1, "made": TWICE, "paid": None}
     messages = [message_of(codec, change(after=row, schema=SCHEMA, extension={CHECKSUM: said}))]
-    for policy, moment in (("first", FIRST), ("second", SECOND)):
+    for policy, moment in CHOICES:
         ((found, chosen),) = _rows(_checked(codec, messages, policy))
         assert (found["made"], chosen) == (moment, ["made"])
     refused = _checked(codec, messages, "error")
@@ -141,7 +142,7 @@ def test_without_checksums_rows_stay_in_columns() -> None:
     codec = codec_with(time_zone="Europe/Berlin")
     rows = [{"id": at, "made": f"2024-10-27 0{at}:30:00", "paid": None} for at in range(5)]
     messages = [message_of(codec, change(after=row, schema=SCHEMA)) for row in rows]
-    for policy, moment in (("first", FIRST), ("second", SECOND)):
+    for policy, moment in CHOICES:
         found = _checked(codec, messages, policy)
         assert found.row_by_row_records == 0
         assert _rows(found)[2] == ({"id": 2, "made": moment, "paid": None}, ["made"])

@@ -29,7 +29,8 @@ def values(schema: Any, *records: bytes) -> list[Any]:
     """The first field of records all of which are proven."""
     found = decoded(schema, *records)
     assert found.unproven is None
-    return found.record.field(0).to_pylist()  # type: ignore[no-any-return]
+    listed: list[Any] = found.record.field(0).to_pylist()
+    return listed
 
 
 def unproven(schema: Any, *records: bytes) -> list[bool]:

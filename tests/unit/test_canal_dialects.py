@@ -56,12 +56,13 @@ def _value(message: Message, binary_text: BinaryText) -> object:
 def test_a_binary_column_is_read_as_the_setting_says(
     text: str, as_latin1: bytes | None, as_utf8: bytes | None, word: str
 ) -> None:
-    for binary_text, expected in (("iso-8859-1", as_latin1), ("utf-8", as_utf8)):
+    readings: dict[BinaryText, bytes | None] = {"iso-8859-1": as_latin1, "utf-8": as_utf8}
+    for binary_text, expected in readings.items():
         if expected is not None:
-            assert _value(_blob(text, word), binary_text) == expected  # type: ignore[arg-type]
+            assert _value(_blob(text, word), binary_text) == expected
             continue
         with pytest.raises(ValueOutOfRangeError, match=r"ISO-8859-1") as refused:
-            _value(_blob(text, word), binary_text)  # type: ignore[arg-type]
+            _value(_blob(text, word), binary_text)
         assert text not in refused.value.message
 
 

@@ -134,7 +134,9 @@ def test_labels_without_their_members_are_refused() -> None:
 
 
 def test_the_message_size_counts_the_records_overhead() -> None:
-    size = len(CanalJsonCodec(clock=lambda: 7).encode(_event(), topic="t").value or b"")  # type: ignore[union-attr]
+    record = CanalJsonCodec(clock=lambda: 7).encode(_event(), topic="t")
+    assert record is not None
+    size = len(record.value or b"")
     assert _encode(_event(), max_message_bytes=size + 36)
     with pytest.raises(EncodeError):
         _encode(_event(), max_message_bytes=size + 35)

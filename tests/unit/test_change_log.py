@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, Op, TableId
@@ -22,7 +23,7 @@ from tidesink.sinks.targets.modes import (
     log_shape,
     row_shape,
 )
-from tidesink.typemap.target_schema import beside_log, default_name, metadata_columns
+from tidesink.typemap.target_schema import MetadataKind, beside_log, default_name, metadata_columns
 
 
 def test_a_row_of_the_log_is_named_by_its_place_and_every_column_may_be_null() -> None:
@@ -49,7 +50,7 @@ def test_a_metadata_column_of_such_a_name_is_refused() -> None:
 
 
 def test_the_logs_own_columns_are_called_as_metadata_is() -> None:
-    kinds = ("op", "commit_ts", "partition", "offset")
+    kinds: tuple[MetadataKind, ...] = ("op", "commit_ts", "partition", "offset")
     assert [default_name(kind) for kind in kinds] == [OP, COMMIT_TS, PARTITION, OFFSET]
     assert beside_log({kind: default_name(kind) for kind in kinds}) == {}
 

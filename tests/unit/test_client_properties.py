@@ -6,7 +6,7 @@ import socket
 import sys
 import types
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -193,13 +193,13 @@ def test_kerberos_without_gssapi_says_how_to_get_it() -> None:
 
 
 def test_a_token_callback_is_imported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("signer_of_a_test")
-    module.token = lambda config: (f"token for {config}", 1.0)  # type: ignore[attr-defined]
+    module: Any = types.ModuleType("signer_of_a_test")
+    module.token = lambda config: (f"token for {config}", 1.0)
 
     def fails(_config: str) -> None:
         raise ValueError(SECRET)
 
-    module.fails = fails  # type: ignore[attr-defined]
+    module.fails = fails
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert client_settings({"oauth_cb": "signer_of_a_test:token"})["oauth_cb"]("x") == ("token for x", 1.0)
     with pytest.raises(SourceUnavailableError, match="ValueError") as caught:

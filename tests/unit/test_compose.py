@@ -14,10 +14,12 @@ from typing import Any, Final
 import jsonschema
 import pytest
 import typer.main
+from typer.core import TyperGroup
 
 from tests.compose_files import COMPOSE, compose_file, env_example, service_environment, variables
 from tidesink.cli.main import app
 from tidesink.config import load_config
+from tidesink.config.targets import DeltaSettings
 from tidesink.dev.stack import KAFKA
 from tidesink.sinks.spark.jvm import cache_directory
 
@@ -127,7 +129,10 @@ def test_the_servers_images_are_pinned() -> None:
 
 def test_the_workload_is_a_command_that_exists() -> None:
     command = compose_file("stack.yaml")["services"]["workload"]["command"]
-    dev = typer.main.get_command(app).commands["dev"]  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    dev = group.commands["dev"]
+    assert isinstance(dev, TyperGroup)
     assert command[0] == "dev"
     context = dev.commands[command[1]].make_context("workload", list(command[2:]))
     assert context.params["brokers"] == "broker:19092"
@@ -170,6 +175,7 @@ def test_the_stacks_config_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = load_config(_config(tmp_path, "stack.yaml"))
     assert config.source.brokers == ("broker:19092",)
     assert config.spark.conf_values()["spark.driver.memory"] == "2g"
+    assert isinstance(config.target, DeltaSettings)
     assert config.target.path == "/var/lib/tidesink/lake"
 
 

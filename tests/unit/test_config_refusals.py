@@ -86,7 +86,7 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> No
     assert "s3cr3t" not in str(refused.value)
 
 
-_PLACES_OF_SECRETS = {
+_PLACES_OF_SECRETS: dict[str, Any] = {
     "source": {"protocol": "flat-avro", "schema-registry": {"urls": "http://a:s3cr3t@b"}, "kafka": "s3cr3t"},
     "target": {"type": "postgres", "url": "postgresql://a:s3cr3t@b/c", "user": "a"},
     "state": "nosuch://a:s3cr3t@b",

@@ -183,7 +183,7 @@ def test_a_partition_is_read_to_its_end() -> None:
 
 
 def test_a_table_that_is_left_out_is_said_to_have_nothing() -> None:
-    shown = {"last": None, "next": 10, "waits": "", "held_back": {}, "excluded": ["s.a"]}
+    shown: dict[str, Any] = {"last": None, "next": 10, "waits": "", "held_back": {}, "excluded": ["s.a"]}
     assert [*cut_lines(shown)] == [
         "next cut: position 10",
         "the next cut leaves out s.a: its topic is still empty",

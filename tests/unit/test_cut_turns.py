@@ -166,7 +166,8 @@ class _Run:
     def held_back(self) -> dict[str, str]:
         found = cut_status(self.store, "shop")
         assert found is not None
-        return cast("dict[str, str]", found["held_back"])
+        held_back: dict[str, str] = found["held_back"]
+        return held_back
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_each_reason_why_postgres_is_not_reached(
 def _socket_error(cause: OSError) -> pymysql.OperationalError:
     """As PyMySQL keeps it (``Connection.connect``)."""
     error = pymysql.OperationalError(2003, f"Can't connect to MySQL server on 'db' ({cause})")
-    error.original_exception = cause  # type: ignore[attr-defined]
+    error.original_exception = cause  # type: ignore[attr-defined]  # types-PyMySQL lacks it
     return error
 
 

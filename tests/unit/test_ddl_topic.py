@@ -89,8 +89,10 @@ def _columns(definitions: TableDefinitions) -> list[Any]:
     """As the last definition has them: what they were before is not in what the database shows."""
     found = definitions.get(T)
     assert found is not None
-    past = {"earlier": (), "origin_default": None, "redefaulted": False, "column_id": None}
-    columns = [replace(column, **past) for column in found.columns]
+    columns = [
+        replace(column, earlier=(), origin_default=None, redefaulted=False, column_id=None)
+        for column in found.columns
+    ]
     return [columns, [column.name for column in found.handle_columns]]
 
 

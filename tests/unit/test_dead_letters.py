@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka.admin import NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from tidesink.codecs.debezium.remarks import ROUTED
 from tidesink.errors import ConfigError
 from tidesink.events import Message
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.source_database.base import ReplicaIdentity
 
 Json = dict[str, Any]
@@ -164,6 +164,7 @@ def test_rows_of_routed_tables_are_kept_apart_by_the_field_of_their_key() -> Non
     ]
     plan = debezium_avro_plan(TABLE, key_schemas={7: json.dumps(key)}, value_schemas=topic.texts)
     assert set(plan.rows.keys) == {"id", ROUTED}
+    assert isinstance(plan.decoder, DebeziumAvroDecoder)
     assert plan.decoder.added == {ROUTED}
     found = _rows(plan, *keyed)
     assert [one["after"] for one in found] == [

@@ -72,8 +72,13 @@ def _message(
     )
     payload = {"before": before, "after": after, "source": source, "op": op}
     key_schema = _struct({name: kinds.get(name, {"type": "string"}) for name in key})
-    halves = ({"schema": key_schema, "payload": key}, {"schema": schema, "payload": payload})
-    return Message("app.t", 0, 0, *(json.dumps(one, separators=(",", ":")).encode() for one in halves))
+    return Message(
+        "app.t",
+        0,
+        0,
+        json.dumps({"schema": key_schema, "payload": key}, separators=(",", ":")).encode(),
+        json.dumps({"schema": schema, "payload": payload}, separators=(",", ":")).encode(),
+    )
 
 
 def _bare(
@@ -82,7 +87,7 @@ def _bare(
     """A record without a schema."""
     source = {"connector": "postgresql", "schema": "public", "table": "t", **more}
     value = {"before": before, "after": after, "source": source, "op": op}
-    return Message("app.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
+    return Message("app.t", 0, 0, json.dumps(key).encode(), json.dumps(value).encode())
 
 
 def _plan(*messages: Message, **options: Any) -> DecodePlan:
@@ -680,7 +685,7 @@ def test_so_is_it_in_a_flattened_update() -> None:
         kinds = {**_SHAPED, **{name: {"type": "string", "optional": True} for name in added}}
         value = {"schema": _struct(kinds), "payload": {"id": 1, "area": area, **added}}
         key = {"schema": _struct({"id": _INT}), "payload": {"id": 1}}
-        return Message("app.public.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
+        return Message("app.public.t", 0, 0, json.dumps(key).encode(), json.dumps(value).encode())
 
     for added in ({"__op": "u", "__lsn": "1"}, {"__deleted": "false"}, {"__op": "u"}):
         assert codec.decode(row(_POINT, **added))

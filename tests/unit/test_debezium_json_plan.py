@@ -271,10 +271,9 @@ def test_half_a_surrogate_pair_is_a_bad_record() -> None:
 
 
 def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none() -> None:
-    with_default = {"new": {"default": "filled"}}
     messages = [
         _typed({"id": 3, "n": "c"}, n={"parameters": {"x": "y"}}, key=("id",)),
-        _typed({"id": 2, "n": "b", "new": "given"}, **with_default),
+        _typed({"id": 2, "n": "b", "new": "given"}, new={"default": "filled"}),
         _typed({"id": 1}),
     ]
     first = _writers(replace(messages[-1], timestamp=998, partition=2, offset=2))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.inference import InferredColumn
 from tidesink.codecs.debezium.stored import recorded_value
@@ -107,9 +107,9 @@ def test_a_geometry_has_its_srid() -> None:
 def test_binary_that_is_text_needs_its_mode() -> None:
     with pytest.raises(ConfigError, match="binary-handling-mode"):
         _recorded("blob", ColumnType("text"), b"\xff\xfe")
-    spelt = {"base64": "//4=", "base64-url-safe": "__4=", "hex": "fffe"}
+    spelt: dict[BinaryHandling, str] = {"base64": "//4=", "base64-url-safe": "__4=", "hex": "fffe"}
     for mode, text in spelt.items():
-        modes = replace(MODES, binary_handling_mode=mode)  # type: ignore[arg-type]
+        modes = replace(MODES, binary_handling_mode=mode)
         assert _recorded("blob", ColumnType("text"), b"\xff\xfe", modes) == text
     assert _recorded("blob", ColumnType("text"), b"\xff\xfe", ticdc=True) == "//4="
 

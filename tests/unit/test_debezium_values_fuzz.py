@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timezone
 from decimal import Decimal
@@ -130,10 +131,11 @@ def _fits_its_target(text: str, column: Column) -> None:
 @settings(max_examples=400, deadline=None)
 @given(COLUMNS, RAW, schemas(), MODE)
 def test_a_defined_column(column: Column, raw: Any, one: ConnectSchema, modes: DebeziumModes) -> None:
-    for read in (
+    reads: tuple[Callable[[], object], ...] = (
         lambda: value_of_definition(column, raw, modes=modes),
         lambda: reader_of(one, column=column, modes=modes)(raw),
-    ):
+    )
+    for read in reads:
         try:
             assert _is_value(read())
         except DecodeError:
@@ -143,7 +145,11 @@ def test_a_defined_column(column: Column, raw: Any, one: ConnectSchema, modes: D
 @settings(max_examples=200, deadline=None)
 @given(RAW)
 def test_no_definition_and_no_schema(raw: Any) -> None:
-    for read in (lambda: inferred_value(raw, modes=MODES), lambda: _read_as_schema(raw)):
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: inferred_value(raw, modes=MODES),
+        lambda: _read_as_schema(raw),
+    )
+    for read in reads:
         try:
             assert _is_value(read())
         except DecodeError:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records, by_record, faults_of
-from tidesink.codecs.batch import ColumnarResult, Records, ValueOptions, decode_in_columns, rows_from_events
+from tidesink.codecs.batch import (
+    ChangeTable,
+    ColumnarResult,
+    Records,
+    ValueOptions,
+    decode_in_columns,
+    rows_from_events,
+)
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import (
@@ -18,6 +28,7 @@ from tidesink.events import (
     Message,
     Op,
     Position,
+    Row,
     TableId,
     TableSchema,
     WatermarkEvent,
@@ -125,9 +136,7 @@ def test_what_the_columnar_step_leaves_takes_its_place_among_the_rest() -> None:
     assert decoded.row_by_row_records == 5
 
 
-def _moved(table, record):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _moved(table: ChangeTable, record: npt.NDArray[np.int64]) -> ChangeTable:
     return replace(table, rows=table.rows.set_column(0, "record", pa.array(record)))
 
 
@@ -151,7 +160,7 @@ def test_the_flat_table_has_the_row_of_each_change() -> None:
 
     def decode(message: Message) -> tuple[Event, ...]:
         position = Position(message.topic, message.partition, message.offset)
-        row = {"id": message.offset, "day": "2024-01-02", "price": None}
+        row: Row = {"id": message.offset, "day": "2024-01-02", "price": None}
         if message.value == b"d":
             before = {"id": message.offset}
             return (ChangeEvent(Op.DELETE, TABLE, before, before, None, None, position, key_only),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -28,7 +29,7 @@ from tidesink.sinks.targets.lake.vectors import roaring_array
 DENSE = [*range(70_000), 200_000, 1 << 33, (1 << 33) + 5]
 
 
-def descriptor(folder: Path, uuid: str, vector: dict[str, object]) -> dict[str, object]:
+def descriptor(folder: Path, uuid: str, vector: Mapping[str, object]) -> dict[str, object]:
     return {
         "storageType": "u",
         "pathOrInlineDv": z85_of(UUID(uuid).bytes),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.servers import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.batch.observers import MetricsListener, StepRetried, StillAtWork, Turned, Waiting
 from tidesink.sinks.worker.endpoints import Health, served

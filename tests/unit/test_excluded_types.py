@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.unit.test_range_tasks import ID, NAME, Topic
 from tidesink.config.models import Definition
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaRefusedError
-from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.schema_changes import pending_of
 from tidesink.sinks.batch.schema_source import declared_table
@@ -106,7 +106,8 @@ def test_a_type_change_in_the_schemas_of_debezium_avro() -> None:
 
 def test_a_type_change_in_the_schemas_of_flat_avro() -> None:
     topic = Topic()
-    for at, (kind, value) in enumerate((("date", "2020-01-01"), ("bigint", 5))):
+    rows: tuple[tuple[str, Value], ...] = (("date", "2020-01-01"), ("bigint", 5))
+    for at, (kind, value) in enumerate(rows):
         schema = TableSchema(TableId("shop", "orders"), (ID, NAME, Column("n", ColumnType(kind))))
         topic.write(schema, {"id": at, "name": "a", "n": value})
     schemas: dict[str, Any] = {
@@ -159,6 +160,8 @@ def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
     for kind in ("int", "varchar(9)"):
         definitions = TableDefinitions()
         definitions.declare(f"create table t (n {kind} primary key)", "s")
-        shapes.append(shape_of(cast("TableSchema", definitions.get(TableId("s", "t")))))
+        schema = definitions.get(TableId("s", "t"))
+        assert schema is not None
+        shapes.append(shape_of(schema))
     with pytest.raises(SchemaRefusedError, match="'n'"):
         merged_in_order(shapes, left_out=_EXCEPT.leaves_out)

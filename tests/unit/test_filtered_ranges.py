@@ -29,11 +29,13 @@ def task_of(topic: Topic) -> RangeTask:
     return replace(task, ranges=(WANTED, OTHER), plan=replace(task.plan, row_filter=RULE))
 
 
-def judged(batches: Iterator[pa.RecordBatch], size: int) -> list[pa.RecordBatch]:
+def judged(chunks: Iterator[pa.RecordBatch], size: int) -> list[pa.RecordBatch]:
     """What Spark makes of chunks: a verdict for each row, in batches of its own size."""
-    whole = pa.Table.from_batches(list(batches))
+    whole = pa.Table.from_batches(list(chunks))
     said = [_verdict(row[FILTERED]) for row in whole.to_pylist()]
-    return pa.table({CHUNK: whole[CHUNK], "verdict": pa.array(said, pa.string())}).to_batches(size)
+    judgements = pa.table({CHUNK: whole[CHUNK], "verdict": pa.array(said, pa.string())})
+    batches: list[pa.RecordBatch] = judgements.to_batches(size)
+    return batches
 
 
 def _verdict(row: dict[str, Any] | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.cli.samples import KEY, VALUE
 from tests.decoded_batches import as_records, assert_same, faults_of
 from tests.unit.flat_avro_cases import (
     ALL_NULL,
@@ -21,14 +22,14 @@ from tests.unit.flat_avro_cases import (
     message_of,
     table,
 )
-from tests.unit.test_flat_avro_glue import KEY, KEY_ID, SOURCE, VALUE, VALUE_ID, framed
+from tests.unit.test_flat_avro_glue import KEY_ID, SOURCE, VALUE_ID, framed
 from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.payloads import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
-from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
+from tidesink.events import Message, Op, Row, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.table import ZeroDate
 
@@ -118,7 +119,7 @@ def test_a_delete_without_a_row_before_has_the_row_outside() -> None:
 def test_a_zero_date_in_the_key_is_an_error() -> None:
     schema = table("create table t (day date primary key, other date)")
     codec = codec_with()
-    rows = [{"day": "2024-01-01", "other": "0000-00-00"}, {"day": "0000-00-00", "other": None}]
+    rows: list[Row] = [{"day": "2024-01-01", "other": "0000-00-00"}, {"day": "0000-00-00", "other": None}]
     found = checked(codec, [message_of(codec, change(after=row, schema=schema)) for row in rows])
     assert [fault.record for fault in found.faults] == [1]
     assert found.tables[0].rows["zero_dates"].to_pylist() == [["other"]]
@@ -202,7 +203,9 @@ def test_watermarks_and_delete_markers_are_read_in_columns() -> None:
     messages.append(message_of(codec, change()))
     found = checked(codec, messages)
     assert found.row_by_row_records == 0
-    assert [event.commit_ts for event in found.events] == [1, TSO, 2**64 - 1]
+    marks = [event for event in found.events if isinstance(event, WatermarkEvent)]
+    assert len(marks) == len(found.events)
+    assert [mark.commit_ts for mark in marks] == [1, TSO, 2**64 - 1]
     assert found.tables[0].rows["commit_ts"].to_pylist() == [TSO]
 
 

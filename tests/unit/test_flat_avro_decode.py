@@ -21,7 +21,7 @@ from tests.unit.flat_avro_cases import (
     table,
 )
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.events import DdlEvent, Message, Op, SchemaIds, TableId, WatermarkEvent
+from tidesink.events import DdlEvent, Message, Op, Position, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 
 PRODUCERS = ("classic", "new")
@@ -148,7 +148,7 @@ def test_ddl_and_watermark_events_come_with_a_null_key() -> None:
     assert isinstance(found, DdlEvent)
     assert (found.table, found.kind, found.commit_ts) == (TableId("shop", "a"), "4", TSO)
     (mark,) = codec.decode(Message(TOPIC, 0, 6, None, b"\x02" + b"\xff" * 8))
-    assert mark == WatermarkEvent(2**64 - 1, (TOPIC, 0, 6, 0, (2**64 - 1,)))  # type: ignore[arg-type]
+    assert mark == WatermarkEvent(2**64 - 1, Position(TOPIC, 0, 6, 0, (2**64 - 1,)))
 
 
 def test_a_ten_megabyte_value_decodes() -> None:

@@ -345,7 +345,8 @@ def test_control_events_are_sent_only_when_the_producer_would() -> None:
     position = Position(TOPIC, 0, 0)
     mark = WatermarkEvent(TSO, position)
     ddl = DdlEvent(TableId("s", "t"), "ALTER TABLE `t` COMMENT = '<>'", "17", TSO, position)
-    for options in ({}, {"enable_tidb_extension": True}, {"avro_enable_watermark": True}):
+    one_half: list[dict[str, Any]] = [{}, {"enable_tidb_extension": True}, {"avro_enable_watermark": True}]
+    for options in one_half:
         assert codec_with(**options).encode(mark, topic=TOPIC) is None
         assert codec_with(**options).encode(ddl, topic=TOPIC) is None
     sends = codec_with(enable_tidb_extension=True, avro_enable_watermark=True)

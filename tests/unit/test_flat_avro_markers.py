@@ -9,16 +9,18 @@ import pytest
 from tests.unit.flat_avro_cases import EVERY_VALUE, TOPIC, TSO, change, codec_with, message_of, only_change
 from tidesink.errors import DecodeError
 from tidesink.events import Message, Op
+from tidesink.schema_registry import MemorySchemaRegistry
 
 MARKER = b"\x03" + TSO.to_bytes(8, "big")
 MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "avro_enable_watermark": True}
 
 
 def test_a_marker_is_a_delete_with_its_commit_ts() -> None:
-    codec = codec_with(**MARKING)
+    registry = MemorySchemaRegistry()
+    codec = codec_with(registry, **MARKING)
     message = message_of(codec, change(Op.DELETE, None, before=EVERY_VALUE))
     assert message.value == MARKER
-    found = only_change(codec_with(codec._registry), message)  # type: ignore[arg-type]
+    found = only_change(codec_with(registry), message)
     assert (found.op, found.after, found.commit_ts) == (Op.DELETE, None, TSO)
     assert found.key == found.before == {"id": EVERY_VALUE["id"]}
     assert found.position.source == (TSO,)

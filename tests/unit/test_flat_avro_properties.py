@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.flat_avro_cases import change, codec_with, message_of, only_change, table
 from tidesink.events import Op
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _MEMBERS = ("red", "a b", "ü", "it's", "")
 _FLOATS = st.floats(width=32, allow_nan=False)
 _CLOCK = st.tuples(st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))

@@ -21,17 +21,17 @@ from tests.unit.test_range_tasks import WANTED, run, summary
 from tidesink.codecs import open_codec
 from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
-from tidesink.events import Message, TableId
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, UnplannedRecord
-from tidesink.sinks.batch.decoders import DecodePlan, schema_id_of, schema_ids
+from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, schema_id_of, schema_ids
 from tidesink.sinks.batch.schema_source import Decoding, Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
+from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.schema_sources.open import open_decoding
 
 AVRO: Final = ("flat-avro", "debezium-avro")
@@ -120,6 +120,7 @@ def test_a_record_under_confluents_header_is_read_whatever_its_headers(protocol:
         headers = (("apicurio.value.globalId", _NUMBER),)
         codec = open_codec(protocol, registry=MemorySchemaRegistry(texts))
         (event,) = codec.decode(Message("t", 0, 0, message.key, message.value, headers=headers))
+        assert isinstance(event, ChangeEvent)
         assert event.after == {"id": 0, "a": "x"}
 
 
@@ -140,6 +141,11 @@ def test_a_record_under_confluents_header_is_read_whatever_its_headers(protocol:
 )
 def test_json_that_is_none(protocol: str, data: bytes, words: str) -> None:
     assert words in _reason(protocol, data)
+
+
+def _schemas(plan: DecodePlan) -> RegisteredSchemas:
+    assert isinstance(plan.decoder, FlatAvroDecoder | DebeziumAvroDecoder)
+    return plan.decoder.schemas
 
 
 def _plan(protocol: str) -> DecodePlan:
@@ -208,7 +214,7 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
 
     with pytest.raises(ConfigError, match=r"headers\.enabled to false"):
         opened().prepare(found)
-    texts = _plan(protocol).decoder.schemas  # type: ignore[attr-defined]
+    texts = _schemas(_plan(protocol))
     for part, side in (("key", texts.keys), ("value", texts.values)):
         registry.register(f"shop_orders-{part}", *side.texts.values())
     decoding = opened()
@@ -230,7 +236,7 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
     config = right(FLAT_AVRO)
     config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
     registry = MemorySchemaRegistry()
-    texts = _plan(protocol).decoder.schemas  # type: ignore[attr-defined]
+    texts = _schemas(_plan(protocol))
     for part, side in (("key", texts.keys), ("value", texts.values)):
         registry.register(f"shop_orders-{part}", *side.texts.values())
     known = registry.schema_by_version("shop_orders-value", 1).id
@@ -273,7 +279,7 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
 def test_a_bad_record_has_no_schema_id_if_one_of_its_sides_has_none(protocol: str, odd: str) -> None:
     """One of a topic's two converters may put its ids into headers, and the other not."""
     plan = _plan(protocol)
-    ids = {side: next(iter(getattr(plan.decoder.schemas, f"{side}s").texts)) for side in ("key", "value")}  # type: ignore[attr-defined]
+    ids = {side: next(iter(getattr(_schemas(plan), f"{side}s").texts)) for side in ("key", "value")}
     framed = {side: b"\0" + one.to_bytes(4, "big") + b"\xff" for side, one in ids.items()}
     for sides, schema_id in ((framed, ids["value"]), (framed | {odd: b"\2\2"}, None)):
         records = as_records([Message("t", 0, 0, sides["key"], sides["value"])])

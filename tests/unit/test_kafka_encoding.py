@@ -9,7 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
+from tests.columns import ID
+from tests.reduction_law import unsent_columns
+from tests.unit.written_rows import TABLE, Case, arrow_batch, cases, named, shape_with
 from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
 from tidesink.codecs.open import CODECS, open_codec
 from tidesink.ddl.catalog import TableDefinitions
@@ -137,7 +139,7 @@ def test_a_value_left_out_is_debeziums_placeholder(protocol: str) -> None:
     reported = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
     (event,) = Round(protocol, shape, reported).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
     assert event.after == {"id": 1, "n": 5}
-    assert set((event.extension or {})["unavailable"]) == {"t", "b"}  # type: ignore[call-overload]
+    assert set(unsent_columns(event)) == {"t", "b"}
     # Messages of this form are TiCDC's, which has every value, unless the reader is told otherwise.
     (event,) = Round(protocol, shape).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
     assert event.after == {"id": 1, "t": PLACEHOLDER, "b": PLACEHOLDER.encode(), "n": 5}

@@ -6,8 +6,6 @@ from decimal import Decimal
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql as mysql_names
-from sqlalchemy.dialects import postgresql
 
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType
@@ -153,11 +151,11 @@ def test_a_row_id_of_tidb_has_ranges() -> None:
 
 def test_literals_are_parameters() -> None:
     bounds = checked_bounds(parse_bounds("id >= 5 and day < '2026-01-31'"), STORED)
-    for dialect, names in ((mysql, mysql_names.dialect()), (postgres, postgresql.dialect())):
+    for dialect, url in ((mysql, "mysql://"), (postgres, "postgresql://")):
         found = (
             sa.select(sa.literal_column("1"))
             .where(within(bounds, STORED.types, dialect))
-            .compile(dialect=names)
+            .compile(dialect=sa.make_url(url).get_dialect()())
         )
         assert {str(value) for value in found.params.values()} == {"5", "2026-01-31"}
         assert "2026" not in str(found)

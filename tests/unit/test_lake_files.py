@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -320,7 +320,12 @@ KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "day": (pa.date32(), st.sampled_from([date(1, 1, 1), date(2020, 2, 29)])),
     "at": (
         pa.timestamp("us", "UTC"),
-        st.sampled_from([datetime(1969, 1, 1, tzinfo=UTC), datetime(2030, 1, 1, microsecond=1, tzinfo=UTC)]),
+        st.sampled_from(
+            [
+                datetime(1969, 1, 1, tzinfo=timezone.utc),
+                datetime(2030, 1, 1, microsecond=1, tzinfo=timezone.utc),
+            ]
+        ),
     ),
     "flag": (pa.bool_(), st.booleans()),
 }

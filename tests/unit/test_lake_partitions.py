@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -90,7 +90,7 @@ TEXTS = [
     (pa.decimal128(20, 10), Decimal("0E-10"), "0.0000000000"),
     (pa.timestamp("us"), datetime(2024, 2, 29, 1, 2, 3, 500_000), "2024-02-29 01:02:03.5"),
     (pa.timestamp("us"), datetime(2024, 2, 29), "2024-02-29 00:00:00"),
-    (pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 1, tzinfo=UTC), "2024-02-29T01:00:00.000000Z"),
+    (pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 1, tzinfo=timezone.utc), "2024-02-29T01:00:00.000000Z"),
     (pa.string(), None, None),
 ]
 
@@ -155,7 +155,7 @@ HASHES = [
     (pa.decimal128(9, 2), Decimal("14.20"), -500754589),
     (pa.date32(), date(2017, 11, 16), -653330422),
     (pa.timestamp("us"), datetime(2017, 11, 16, 22, 31, 8), -2047944441),
-    (pa.timestamp("us", "UTC"), datetime(2017, 11, 16, 22, 31, 8, 1, tzinfo=UTC), -1207196810),
+    (pa.timestamp("us", "UTC"), datetime(2017, 11, 16, 22, 31, 8, 1, tzinfo=timezone.utc), -1207196810),
     (pa.string(), "iceberg", 1210000089),
     (pa.binary(), b"\x00\x01\x02\x03", -188683207),
 ]
@@ -207,7 +207,7 @@ def test_many_pieces_are_hashed_at_once(pieces: list[bytes]) -> None:
         (pa.date32(), "year", date(1969, 12, 31), -1),
         (pa.date32(), "month", date(1970, 3, 1), 2),
         (pa.timestamp("us"), "hour", datetime(1969, 12, 31, 23, 59), -1),
-        (pa.timestamp("us", "UTC"), "day", datetime(1969, 12, 31, tzinfo=UTC), date(1969, 12, 31)),
+        (pa.timestamp("us", "UTC"), "day", datetime(1969, 12, 31, tzinfo=timezone.utc), date(1969, 12, 31)),
         (pa.string(), "void", "x", None),
         (pa.string(), "identity", "x", "x"),
     ],
@@ -234,7 +234,7 @@ def test_other_transforms_are_not_known() -> None:
 
 
 def test_iceberg_files_keep_all_columns_and_folders_say_the_values() -> None:
-    moments = pa.array([datetime(2024, 2, 29, 5, tzinfo=UTC), None], pa.timestamp("us", "UTC"))
+    moments = pa.array([datetime(2024, 2, 29, 5, tzinfo=timezone.utc), None], pa.timestamp("us", "UTC"))
     rows = pa.table({"at": moments, "name": ["a b/ß", "null"]})
     fields = (
         PartitionField(1000, "at_hour", "at", "hour"),

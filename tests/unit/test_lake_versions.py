@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC
+from datetime import timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.payloads import ipc_stream
-from tidesink.sinks.targets.iceberg.files import PositionFiles
+from tidesink.sinks.targets.iceberg.deletes import PositionFiles
 from tidesink.sinks.targets.lake.files import (
     DataFile,
     KeysTask,
@@ -131,8 +131,8 @@ class Lake:
             found += [row for at, row in enumerate(rows) if at not in gone]
         for row in found:
             begin, end = row["f2"], row["f3"]
-            assert row["f4"] == instant_of(begin).replace(tzinfo=UTC)
-            assert row["f5"] == (None if end is None else instant_of(end).replace(tzinfo=UTC))
+            assert row["f4"] == instant_of(begin).replace(tzinfo=timezone.utc)
+            assert row["f5"] == (None if end is None else instant_of(end).replace(tzinfo=timezone.utc))
             assert row["f6"] is (end is None)
         versions = {(row["id"], row["f2"]): (row["f3"], row["f7"], bool(row["f8"])) for row in found}
         assert len(versions) == len(found)
@@ -167,7 +167,7 @@ batches = st.lists(st.tuples(sent, st.booleans()), min_size=1, max_size=5)
 
 @given(batches)
 def test_any_batches_leave_the_versions_of_all_events_and_reads(
-    stream: list[tuple[dict[Any, Kind], bool]],
+    stream: list[tuple[dict[tuple[int, int], Kind], bool]],
 ) -> None:
     with TemporaryDirectory() as folder:
         lake, known = Lake(Path(folder)), dict[tuple[int, int], Kind]()

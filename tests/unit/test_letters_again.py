@@ -13,7 +13,7 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.properties.test_reduce_columns import tables_of
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Given, Topic, run, shape, summary
-from tidesink.events import ChangeEvent, Message, Op, Position, WatermarkEvent
+from tidesink.events import ChangeEvent, Message, Op, Position, Row, WatermarkEvent
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.letters import (
     Bounds,
@@ -157,9 +157,10 @@ def test_of_a_key_change_behind_a_letter_the_other_key_stays_as_it_is() -> None:
     """What the table holds under a key that no letter names is newer than the key change."""
 
     def event(at: int, old: int | None, new: int, name: str) -> ChangeEvent:
-        images = (None if old is None else {"id": old, "name": "old"}, {"id": new, "name": name})
+        before: Row | None = None if old is None else {"id": old, "name": "old"}
+        after: Row = {"id": new, "name": name}
         op = Op.INSERT if old is None else Op.UPDATE
-        return ChangeEvent(op, TABLE, {"id": new}, *images, at, Position("t", 0, at), OLD)
+        return ChangeEvent(op, TABLE, {"id": new}, before, after, at, Position("t", 0, at), OLD)
 
     events = [
         event(0, None, 1, "letter"),
@@ -196,10 +197,11 @@ def test_of_a_letter_each_key_is_told_with_its_place() -> None:
     """As a resync of some keys compares them: in the target's columns, of a key change both."""
 
     def event(op: Op, at: int, old: int | None, new: int) -> ChangeEvent:
-        images = (None if old is None else {"id": old, "name": "b"}, {"id": new, "name": "a"})
+        before: Row | None = None if old is None else {"id": old, "name": "b"}
+        after: Row | None = {"id": new, "name": "a"}
         if op is Op.DELETE:
-            images = ({"id": new, "name": "a"}, None)
-        return ChangeEvent(op, TABLE, {"id": new}, *images, 100 + at, Position("t", 0, at), OLD)
+            before, after = after, None
+        return ChangeEvent(op, TABLE, {"id": new}, before, after, 100 + at, Position("t", 0, at), OLD)
 
     changes = [event(Op.INSERT, 3, None, 1), event(Op.UPDATE, 5, 2, 3), event(Op.DELETE, 6, None, 4)]
     records = as_records(Message("t", 0, at, b"k", b"v") for at in (3, 5, 6))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, progress
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, progress
 from tests.http_receiver import Fault, http_receiver
 from tests.unit.config_samples import CANAL_JSON, right, wrong
 from tidesink.config import HttpSettings, KafkaSettings
@@ -16,7 +17,6 @@ from tidesink.config.fields import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Policies, decide_changes
-from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.stream import http_endpoint as http_target
@@ -27,6 +27,7 @@ from tidesink.sinks.targets.stream.table import (
     LedgerEntry,
     MessageTable,
     Sent,
+    Stamp,
     StoreLedger,
     ledger_name,
     sent_result,
@@ -54,7 +55,7 @@ def http(**more: Any) -> HttpSettings:
 
 
 class _Passing(MessageTable):
-    def _send(self, _batch: ReducedBatch, _progress: Progress, _entry: LedgerEntry) -> Sent:
+    def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:  # noqa: ARG002
         return Sent(0, 0)
 
 

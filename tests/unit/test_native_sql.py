@@ -68,4 +68,4 @@ def test_a_refusal_names_the_column_and_the_native_type_and_not_the_source() -> 
 def test_a_native_key_is_not_a_missing_one() -> None:
     key = Column("code", ColumnType("uuid"), nullable=False, handle=True, primary_key=True)
     for database in ("postgres", "mysql"):
-        assert not plan_columns({"code": "uuid"}, shape(key), database).needed  # type: ignore[arg-type]
+        assert not plan_columns({"code": "uuid"}, shape(key), database).needed

@@ -74,7 +74,7 @@ class _Shop:
         self.config = load_config(self.file)
         self.store = SqlStateStore(self.config.state)
         self.clock, self.stop = _Clock(), StopFlag()
-        self.step: Callable[[int], None] = lambda _call: None
+        self.step: Callable[[int], object] = lambda _call: None
         self.look: Callable[[int], None] = lambda _call: None
 
     def worker(self, *, ends: bool = True) -> Worker:

@@ -76,8 +76,8 @@ class Topic:
     def write(self, schema: TableSchema, row: Row, op: Op = Op.INSERT, *, at: int | None = None) -> None:
         """One more event; ``at`` is its commit_ts, None: its offset."""
         at = len(self.messages) if at is None else at
-        images = (row, None) if op is Op.DELETE else (None, row)
-        event = ChangeEvent(op, TABLE, {"id": row["id"]}, *images, at, Position("t", 0, at), schema)
+        before, after = (row, None) if op is Op.DELETE else (None, row)
+        event = ChangeEvent(op, TABLE, {"id": row["id"]}, before, after, at, Position("t", 0, at), schema)
         record = self.codec.encode(event, topic="t")
         assert record is not None
         self.send(record.key, record.value)
@@ -436,11 +436,10 @@ def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
 
 
 # What a batch asks of its events
+_Sent = tuple[Row, Op, int | None]
 
 
-def _under(
-    rules: EventRules, events: Sequence[tuple[Row, Op, int | None]]
-) -> tuple[list[dict[str, Any]], Any]:
+def _under(rules: EventRules, events: Sequence[_Sent]) -> tuple[list[dict[str, Any]], Any]:
     """The rows and the summary of row events with these commit_ts."""
     changes = tables_of(
         [
@@ -448,7 +447,8 @@ def _under(
                 op,
                 TABLE,
                 {"id": row["id"]},
-                *((row, None) if op is Op.DELETE else (None, row)),
+                row if op is Op.DELETE else None,
+                None if op is Op.DELETE else row,
                 commit_ts,
                 Position("t", 0, at, 0, () if commit_ts is None else (commit_ts,)),
                 OLD,
@@ -507,7 +507,10 @@ def test_in_the_sources_order_the_greatest_commit_ts_stays_and_its_position_is_t
     ],
 )
 def test_an_event_without_a_commit_ts_is_a_bad_record(rules: EventRules, said: str) -> None:
-    events = [({"id": 1, "name": "a"}, Op.INSERT, 5), ({"id": 1, "name": "b"}, Op.DELETE, None)]
+    events: list[_Sent] = [
+        ({"id": 1, "name": "a"}, Op.INSERT, 5),
+        ({"id": 1, "name": "b"}, Op.DELETE, None),
+    ]
     rows, counts = _under(rules, events)
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert said in rows[1]["_detail"]["reason"]
@@ -577,7 +580,10 @@ def test_a_range_heavier_than_a_task_decodes_as_a_whole_is_refused_by_a_class_of
 
 
 def test_what_empties_the_table_is_a_bad_record_where_the_topic_has_several_partitions() -> None:
-    events = [({"id": 1, "name": "a"}, Op.INSERT, 5), ({"id": None, "name": None}, Op.TRUNCATE, 6)]
+    events: list[_Sent] = [
+        ({"id": 1, "name": "a"}, Op.INSERT, 5),
+        ({"id": None, "name": None}, Op.TRUNCATE, 6),
+    ]
     rows, counts = _under(EventRules(truncates=False), events)
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert counts.truncates == ()

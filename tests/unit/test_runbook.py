@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from tests.unit.test_sql_targets import mysql_errors, postgres_errors
 from tidesink.errors import TidesinkError
 from tidesink.sinks.state.progress import TableState
+from tidesink.sinks.targets.sql import mysql_merge as mysql_errors
+from tidesink.sinks.targets.sql import postgres_merge as postgres_errors
 from tidesink.sinks.targets.sql.faults import Fault
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")

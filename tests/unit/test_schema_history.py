@@ -36,12 +36,9 @@ COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}
 def topic() -> Topic:
     """Rows before the ADD, with the column, and after the DROP."""
     found = Topic()
-    for schema, row in (
-        (OLD, {"id": 1, "name": "before"}),
-        (NEW, {"id": 2, "name": "with", "stock": 5}),
-        (OLD, {"id": 3, "name": "after"}),
-    ):
-        found.write(schema, row)
+    found.write(OLD, {"id": 1, "name": "before"})
+    found.write(NEW, {"id": 2, "name": "with", "stock": 5})
+    found.write(OLD, {"id": 3, "name": "after"})
     return found
 
 
@@ -64,7 +61,7 @@ def test_rows_after_a_drop_have_null_and_rows_before_the_add_the_default(topic: 
 
 def test_columns_that_are_gone_are_those_of_the_schema_in_use(topic: Topic) -> None:
     old, new = sorted(topic.schemas("value"))
-    texts = {"key_schemas": topic.schemas("key"), "value_schemas": topic.schemas("value")}
+    texts: dict[str, Any] = {"key_schemas": topic.schemas("key"), "value_schemas": topic.schemas("value")}
     assert flat_avro_plan(TABLE, **texts, history=(old, new, old)).gone == {"stock"}
     assert flat_avro_plan(TABLE, **texts, history=(old, new)).gone == frozenset()
     # The ids need not grow with the versions.

@@ -69,11 +69,11 @@ def test_a_change_waits_until_exactly_it_is_accepted(kind: str, accepts: tuple[s
     policies = SchemaChanges.model_validate({kind: "pause"})
     (pending,) = _judge(GAP, policies).pending
     assert (pending.change.kind, pending.accepts) == (kind, accepts)
-    accepted = {pending.change.digest: accepts[0]}
-    assert _judge(GAP, policies, accepted).pending == ()  # type: ignore[arg-type]
+    accepted = {pending.change.digest: pending.accepts[0]}
+    assert _judge(GAP, policies, accepted).pending == ()
     # The same column, another change of it: that one was not shown to anybody.
     other = SchemaGap(GAP.columns, ("price",) if kind == "add" else (), {"price": ("int", "decimal(20,0)")})
-    assert _judge(other, policies, accepted).pending  # type: ignore[arg-type]
+    assert _judge(other, policies, accepted).pending
 
 
 def test_an_added_column_can_be_accepted_as_left_out() -> None:
@@ -218,8 +218,9 @@ def test_a_plan_says_what_nothing_tells() -> None:
 
 def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> None:
     undated = SchemaChange("rename", "a", "a", "b")
-    for policy, found in (("ignore", "ignore"), ("apply", "pause")):
-        policies = Policies(SchemaChanges(), {undated.digest: policy}, CAPABILITIES)  # type: ignore[dict-item]
+    decisions: dict[ChangePolicy, ChangePolicy] = {"ignore": "ignore", "apply": "pause"}
+    for policy, found in decisions.items():
+        policies = Policies(SchemaChanges(), {undated.digest: policy}, CAPABILITIES)
         assert policies.decide(undated._replace(at="7")) == found
 
 

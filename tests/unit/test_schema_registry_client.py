@@ -175,7 +175,7 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
     with pytest.raises(
         ConfigError, match=r"'SIDEWAYS' is not a compatibility level\. Use one of NONE, BACKWARD"
     ):
-        client(server.url).set_compatibility_level("SIDEWAYS")  # type: ignore[arg-type]
+        client(server.url).set_compatibility_level("SIDEWAYS")  # type: ignore[arg-type]  # no level
     assert server.seen == []
 
 

@@ -56,6 +56,7 @@ def test_like_reads_an_unqualified_name_in_the_session_which_no_event_tells() ->
     }
     (event,) = codec.decode(Message("cdc", 0, 9, None, json.dumps(row).encode()))
     assert isinstance(event, ChangeEvent)
+    assert event.schema is not None
     assert (event.after, event.schema.by_name["e"].type.members) == ({"id": 1, "e": 1}, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -147,7 +147,7 @@ class Snapshot:
 class State:
     """An Iceberg table's state: properties, and snapshots from the newest down."""
 
-    texts: dict[str, str]
+    texts: Mapping[str, str]
     snapshots: tuple[int, ...] = (11,)
     rest: int | None = None
 
@@ -174,17 +174,17 @@ def iceberg(table: TableId, shard: str | None = None) -> IcebergLedger:
     return IcebergLedger(table, "shop", "lake.shop.orders", ("id",), own)
 
 
-def state(*snapshots: int, rest: int | None = None, **texts: str) -> TableState:
+def state(texts: Mapping[str, str], *snapshots: int, rest: int | None = None) -> TableState:
     return cast(TableState, State(texts, snapshots or (11,), rest))
 
 
 def test_an_iceberg_ledger_from_before_shards_is_read() -> None:
-    entry = iceberg(OLD.table).entry(state(**{LEDGER: OLD_ICEBERG}))
+    entry = iceberg(OLD.table).entry(state({LEDGER: OLD_ICEBERG}))
     assert entry is not None
     assert (entry.epoch, entry.progress, entry.branch, entry.shard) == (3, OLD, "tidesink_3", None)
     assert json.loads(entry.to_json()) == json.loads(OLD_ICEBERG)
     with pytest.raises(StaleProgressError, match="has no shard column"):
-        iceberg(A, "1").entry(state(**{LEDGER: OLD_ICEBERG}))
+        iceberg(A, "1").entry(state({LEDGER: OLD_ICEBERG}))
 
 
 def test_the_way_back_to_a_shards_rows_is_that_to_the_last_commit_of_any() -> None:
@@ -193,15 +193,15 @@ def test_the_way_back_to_a_shards_rows_is_that_to_the_last_commit_of_any() -> No
     texts = {**first, **b.properties(b.claimed(None, snapshot=9))}
     assert texts[SHARED_ROWS] == "9"
     # The snapshots between 3 and 8 are expired: what B left says that nothing moved since A's.
-    entry = a.entry(state(10, 9, rest=8, **texts))
+    entry = a.entry(state(texts, 10, 9, rest=8))
     assert entry is not None
     assert (entry.snapshot, entry.shard, entry.source) == (3, "1", A)
     for ledger in (a, b, iceberg(A, "new")):
         with pytest.raises(StaleProgressError, match="rolled back"):
-            ledger.entry(state(3, **texts))
+            ledger.entry(state(texts, 3))
     with pytest.raises(StaleProgressError, match=r"Several source tables share"):
-        iceberg(OLD.table).entry(state(9, **texts))
-    assert (a.shards(state(9, **texts)), a.is_ours(entry.branch), b.is_ours(entry.branch)) == (
+        iceberg(OLD.table).entry(state(texts, 9))
+    assert (a.shards(state(texts, 9)), a.is_ours(entry.branch), b.is_ours(entry.branch)) == (
         ("2",),
         True,
         False,

@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.errors import (
     AccountingError,
     CommitUnknownError,
     SchemaRefusedError,
     TargetError,
+    TidesinkError,
     TransientTargetError,
 )
 from tidesink.events import Column, ColumnType, TableId
@@ -298,7 +300,7 @@ CRASHED = ("126", "127", "144", "145", "1034", "1194", "1195")
         (mysql_errors, "9999", TargetError),
     ],
 )
-def test_errors_are_told_by_their_code(errors: Any, code: str, error: type[Exception]) -> None:
+def test_errors_are_told_by_their_code(errors: Any, code: str, error: type[TidesinkError]) -> None:
     found = errors.error_of(Fault(code), table="shop.orders")
     assert type(found) is error
     assert code in found.message

@@ -20,7 +20,7 @@ from tidesink.cli.plan import with_standing
 from tidesink.cli.table_plans import TablePlan
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
@@ -202,7 +202,8 @@ def test_flat_avro_is_planned_by_the_schemas_of_records_from_the_start_on(
 ) -> None:
     """Before there are any, by the newest."""
     topic = Topic()
-    for at, (kind, value) in enumerate((("date", "2020-01-01"), ("bigint", 5))):
+    rows: tuple[tuple[str, Value], ...] = (("date", "2020-01-01"), ("bigint", 5))
+    for at, (kind, value) in enumerate(rows):
         topic.write(
             TableSchema(TABLE, (ID, NAME, Column("n", ColumnType(kind)))), {"id": at, "name": "a", "n": value}
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.row_changes import row_changes
-from tidesink.ddl.statement_kinds import OPTIONS, PARTS, STATEMENTS
+from tidesink.ddl.statement_kinds import OPTIONS, PARTS, STATEMENTS, PartRule, StatementRule
 from tidesink.events import TableId
 
 NAMED = TableId("s", "named")
@@ -166,9 +166,9 @@ def _statement(words: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("rule", STATEMENTS, ids=lambda rule: " ".join(rule.words))
-def test_each_statement_of_the_list_is_what_it_says(rule: object) -> None:
+def test_each_statement_of_the_list_is_what_it_says(rule: StatementRule) -> None:
     """None of another meaning hides it, and the meanings that change no rows give nothing."""
-    words, meaning = rule.words, rule.meaning  # type: ignore[attr-defined]
+    words, meaning = rule.words, rule.meaning
     if meaning in ("nothing", "columns"):
         assert _kinds(_statement(words)) == []
     elif meaning in ("unknown", "brought-back"):
@@ -176,8 +176,8 @@ def test_each_statement_of_the_list_is_what_it_says(rule: object) -> None:
 
 
 @pytest.mark.parametrize("rule", PARTS, ids=lambda rule: " ".join(rule.words))
-def test_each_part_of_the_list_is_what_it_says(rule: object) -> None:
-    words, meaning = rule.words, rule.meaning  # type: ignore[attr-defined]
+def test_each_part_of_the_list_is_what_it_says(rule: PartRule) -> None:
+    words, meaning = rule.words, rule.meaning
     if meaning in ("nothing", "keys", "columns", "order"):
         assert _kinds(f"ALTER TABLE t {' '.join(words)} x") == []
     elif meaning in ("unknown", "partition"):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import ID, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config.fields import TableMode
 from tidesink.errors import SchemaRefusedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +85,8 @@ def test_watermarks_are_known_by_the_form_that_ticdc_writes() -> None:
     codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
     written = codec.encode(WatermarkEvent(470609003012161536, Position("cdc", 0, 0)), topic="cdc")
     assert written is not None
-    whole = cast("bytes", written.value)
+    whole = written.value
+    assert whole is not None
     others = (
         whole + b"\n" + whole,
         whole[:-1],

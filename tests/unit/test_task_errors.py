@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import traceback
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -84,11 +85,11 @@ def test_the_context_of_the_error_wins() -> None:
 def test_batches_pass_until_the_error() -> None:
     batch = pa.record_batch({"a": [1]})
 
-    def run(batches: object) -> object:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
         raise SourceUnavailableError("silence")
 
-    found = Reporting(run)([batch])  # type: ignore[arg-type]
+    found = Reporting(run)([batch])
     assert next(found) is batch
     with pytest.raises(TaskError, match=r"^silence "):
         next(found)

@@ -53,7 +53,12 @@ def test_every_local_time_is_the_instant_python_says(name: str) -> None:
     assert column.unproven is None
     found = column.values.cast(pa.int64()).to_pylist()
     read = target_reader(STAMP, time_zone=zone, zero_date="null")
-    expected = [(read(text) - EPOCH) // timedelta(microseconds=1) for text in texts]  # type: ignore[operator]
+    instants = [read(text) for text in texts]
+    expected = [
+        (instant - EPOCH) // timedelta(microseconds=1)
+        for instant in instants
+        if isinstance(instant, datetime)
+    ]
     assert list(zip(texts, found, strict=True)) == list(zip(texts, expected, strict=True))
 
 

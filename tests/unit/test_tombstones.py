@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import ID, NAME, TABLE, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import NAME, TABLE, shape
 from tests.memory_target import MemoryTable, MemoryTarget
 from tidesink.errors import TargetError
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress

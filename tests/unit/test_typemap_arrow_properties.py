@@ -127,7 +127,7 @@ def _damaged(text: str | None, draw: st.DrawFn) -> str | None:
     if text is None or draw(st.booleans()):
         return None
     place = draw(st.integers(0, len(text)))
-    inserted = draw(st.sampled_from([*"0123456789-+.:eETZ _\0é", "", "٣", "日", "\n"]))
+    inserted: str = draw(st.sampled_from([*"0123456789-+.:eETZ _\0é", "", "٣", "日", "\n"]))
     return text[:place] + inserted + text[place + draw(st.integers(0, 2)) :]
 
 

@@ -49,7 +49,7 @@ def _filled(columns: dict[str, Column]) -> tuple[dict[str, str], tuple[str, ...]
     return default_texts(tuple(column for column in shape.columns if not column.key), shape)
 
 
-ZEROS: Final = {
+ZEROS: Final[dict[str, dict[str, Any]]] = {
     "n": {"type": "int64", "default": 0},
     "u": {"type": "string", "name": _UUID, "default": ""},
     "t": {"type": "string", "default": ""},

@@ -44,7 +44,7 @@ TOTAL: Final = base64.b64encode((1350).to_bytes(2, "big")).decode()
 ROW: Final = {"id": 1, "total": TOTAL, "at": 1764000001123456}
 READ: Final = {"id": 1, "total": "13.50", "at": "2025-11-24 16:00:01.123456"}
 ORDERS: Final = "CREATE TABLE orders (id int PRIMARY KEY, total decimal(10,2), at datetime(6))"
-KINDS: Final = {
+KINDS: Final[dict[str, Json]] = {
     "id": {"type": "int32"},
     "total": {
         "type": "bytes",
@@ -69,7 +69,7 @@ def _typed(row: Json, *, at: int = 0) -> Message:
     """A row with its schema."""
     image = {"type": "struct", "optional": True, "fields": [{"field": one, **KINDS[one]} for one in row]}
     source = {"type": "struct", "fields": [{"field": one, "type": "string"} for one in _source()]}
-    parts = {"before": image, "after": image, "source": source, "op": {"type": "string"}}
+    parts: dict[str, Json] = {"before": image, "after": image, "source": source, "op": {"type": "string"}}
     schema = {"type": "struct", "fields": [{**kind, "field": name} for name, kind in parts.items()]}
     key = {"type": "struct", "fields": [{"field": "id", "type": "int32"}]}
     value = {"schema": schema, "payload": _envelope(row)}
@@ -145,7 +145,7 @@ class _Table:
     def learn(self, *messages: Message) -> bool:
         """Decode records as a batch does, and take what they have that the plan lacks."""
         rows = decode_here(self.decoding.columns(), as_records(messages))
-        texts = frozenset(text for row in rows for text in row.raw["_fields"] or ())
+        texts = tuple(dict.fromkeys(text for row in rows for text in row.raw["_fields"] or ()))
         assert texts
         return self.decoding.learn(Missed(BatchSummary(unplanned_columns=texts), (), self.found))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 import sqlalchemy as sa
@@ -229,11 +229,11 @@ def test_tidb_is_moved_by_its_own_variable() -> None:
     sent: list[tuple[str, Any]] = []
     engine = sa.create_mock_engine("mysql+pymysql://", lambda sql, *_, **__: sent.append((str(sql), sql)))
 
-    class Connection:
+    class Recorder:
         def execute(self, sql: Any, parameters: Mapping[str, int]) -> None:
             sent.append((str(sql.compile(dialect=engine.dialect)), parameters))
 
-    tidb_as_of(Connection(), TS)  # type: ignore[arg-type]
+    tidb_as_of(cast("sa.Connection", Recorder()), TS)  # notes what it would send
     assert sent == [("SET @@tidb_snapshot = %s", {"ts": TS})]
 
 

@@ -14,7 +14,7 @@ from tests.shop_records import RULE, Rows, ShopRecords, messages, open_decoder, 
 from tidesink.dev import shop
 from tidesink.dev.shop import load_expected, save_expected, value_text
 from tidesink.dev.workload import OutgoingRecord, resend_suffixes, shop_topics
-from tidesink.events import ChangeEvent, DdlEvent, Op, TableId
+from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, Value
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.table import TYPES, row_of
 
@@ -208,5 +208,5 @@ def test_the_expected_state_is_saved_and_read_back(tmp_path: Path, sent: ShopRec
     ("value", "text"),
     [(None, None), (b"\x00\xff", "00ff"), (2**64 - 1, "18446744073709551615"), (1.5, "1.5"), ("", "")],
 )
-def test_value_text(value: object, text: str | None) -> None:
-    assert value_text(value) == text  # type: ignore[arg-type]
+def test_value_text(value: Value, text: str | None) -> None:
+    assert value_text(value) == text

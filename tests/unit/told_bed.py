@@ -144,7 +144,6 @@ class Bed:
         projection = self.projection or Projection()
         return Policies(self.policies, self.accepted, CAPABILITIES, projection=projection, added=self.added)
 
-    @property
     def columns(self) -> tuple[str, ...]:
         """The target's columns."""
         found: tuple[str, ...] = self.table.gap(self.decoding.columns().shape).columns

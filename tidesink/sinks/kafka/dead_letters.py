@@ -44,7 +44,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     NewTopic,

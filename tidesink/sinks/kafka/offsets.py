@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     OffsetSpec,

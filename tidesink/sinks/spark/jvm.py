@@ -291,7 +291,11 @@ _ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
 
 # Spark ships most of these jars, so they are not fetched. ``drop_shipped`` removes other duplicates.
-IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
+IN_SPARK: Final[tuple[tuple[str, str], ...]] = (
+    ("org.scala-lang", "*"),
+    ("org.slf4j", "*"),
+    ("org.apache.hadoop", "*"),
+)
 _JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
 
 Finish = Callable[[Path], None]

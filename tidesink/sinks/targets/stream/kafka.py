@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidesink.codecs.open import CODECS
 from tidesink.config.targets import KafkaSettings
