@@ -63,6 +63,17 @@ def next_tso() -> int:
         return _last
 
 
+@contextmanager
+def clock_at(tso: int) -> Iterator[None]:
+    """Inside the block, TSOs follow ``tso``, which is later than now."""
+    global _last  # noqa: PLW0603
+    before, _last = _last, tso
+    try:
+        yield
+    finally:
+        _last = before
+
+
 _last = 0
 _turn: Final = threading.Lock()
 _commits: Final = threading.Lock()

@@ -14,8 +14,8 @@ SUBSET: Final = ROOT / "tests" / "golden" / "data"
 REQUIRE: Final = "TIDESINK_REQUIRE_VECTORS"
 
 
-def vectors_dir(config: pytest.Config) -> Path:
-    """The folder of vectors for this run.
+def vectors_dir(config: pytest.Config, whole: Path = WHOLE) -> Path:
+    """The folder of vectors for this run. ``whole``: where the whole set is, if it is there.
 
     Raises pytest.UsageError when the folder that was named, or that ``TIDESINK_REQUIRE_VECTORS=1``
     demands, is not there.
@@ -24,8 +24,8 @@ def vectors_dir(config: pytest.Config) -> Path:
     if named is not None:
         return _existing(Path(str(named)), "--vectors")
     if os.environ.get(REQUIRE) == "1":
-        return _existing(WHOLE, f"{REQUIRE}=1")
-    return WHOLE if WHOLE.is_dir() else SUBSET
+        return _existing(whole, f"{REQUIRE}=1")
+    return whole if whole.is_dir() else SUBSET
 
 
 def _existing(folder: Path, asked_by: str) -> Path:

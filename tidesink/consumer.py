@@ -32,7 +32,7 @@ from tidesink.errors import (
     TidesinkError,
 )
 from tidesink.events import Event, Message
-from tidesink.kafka_client import no_answer, open_client
+from tidesink.kafka_client import OpenClient, no_answer, open_client
 
 Place = tuple[str, int]
 Start = Literal["earliest", "latest"]
@@ -81,7 +81,9 @@ class ConsumerGroup:
     """Fetches the records of the topics that ``wanted`` selects, and looks for new topics every ``refresh``
     seconds.
 
-    Partitions without a committed offset begin at ``start``. Used by one thread at a time.
+    Partitions without a committed offset begin at ``start``. ``open_client`` opens the Kafka consumer.
+
+    Used by one thread at a time.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ConsumerGroup:
         group: str,
         start: Start = "earliest",
         refresh: float = 10.0,
+        open_client: OpenClient = open_client,
     ) -> None:
         self._brokers = properties["bootstrap.servers"]
         self._wanted = wanted

@@ -205,6 +205,8 @@ def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
 
 
 C = TypeVar("C")
+# The type of ``open_client``, for callers that can be given another way to open clients.
+OpenClient = Callable[..., Any]
 
 
 def open_client(

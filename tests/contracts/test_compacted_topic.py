@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -15,8 +15,6 @@ from tests.contracts.conftest import memory_bed
 from tidesink.events import Column, ColumnType, TableSchema
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import TableStatus
-from tidesink.sinks.worker import continuity
-from tidesink.sinks.worker import table_task as table_task_module
 from tidesink.sinks.worker.control import NOTHING_ASKED
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -58,13 +56,10 @@ def _offer(table: CodedTable, table_task: TableTask, upto: int) -> TableStatus:
 
 
 def test_a_table_that_stood_still_for_too_long_stops_until_it_is_accepted(
-    table: CodedTable, monkeypatch: pytest.MonkeyPatch
+    table: CodedTable,
 ) -> None:
     before, moved = time.time(), 0.0
-    for module in (continuity, table_task_module):
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(time=lambda: before + moved, monotonic=time.monotonic)
-        )
+    table = replace(table, around=replace(table.around, clock=lambda: before + moved))
     with table.table_task() as table_task:
         status = _offer(table, table_task, 1)
         assert (status.state, status.details["caught-up"]) == ("IDLE", {"time": round(before, 3), "batch": 1})

@@ -287,27 +287,35 @@ class SentTwice(FileWriter):
             file.write_bytes(b"{")
 
 
+def writing(bed: Bed, writer: type[FileWriter]) -> DeltaTable:
+    """The table, claimed by another worker with this writer of files."""
+    assert isinstance(bed.target, DeltaTarget)
+    table = replace(bed.target, file_writer=writer).open_table(SHAPE, pipeline="shop")
+    assert table.claim().epoch == 2
+    return table
+
+
 def newest(log: DeltaLog) -> Path:
     """The file of the log's newest version."""
     return max(Path(local_path(str(log.java().dataPath())), "_delta_log").glob("*.json"))
 
 
 def test_no_file_of_a_commit_is_removed_that_may_be_there(delta: Bed) -> None:
-    table = loaded(delta)
+    loaded(delta)
     batch = delta.batch(SHAPE, [row(1, "c"), row(9)])
-    table._files = SentTwice(table._session, table._log, TABLE)
+    table = writing(delta, SentTwice)
     with pytest.raises(CommitUnknownError, match="cannot be read now"):
-        table.apply(batch, progress(1, 3))
+        table.apply(batch, progress(2, 3))
     file = newest(table._log)
     file.with_suffix(".aside").rename(file)
     again = opened(delta)
-    assert again.committed() == progress(1, 3)
+    assert again.committed() == progress(2, 3)
     assert delta.rows() == [row(1, "c"), row(2, "b"), row(3), row(9)]
 
 
 def test_a_commit_whose_answer_was_lost_is_found(delta: Bed) -> None:
-    table = loaded(delta)
-    table._files = LostAnswer(table._session, table._log, TABLE)
-    result = table.apply(delta.batch(SHAPE, [row(1, "c")], [{"id": 2}]), progress(1, 3))
-    assert (result.updated, result.deleted, table.committed()) == (1, 1, progress(1, 3))
+    loaded(delta)
+    table = writing(delta, LostAnswer)
+    result = table.apply(delta.batch(SHAPE, [row(1, "c")], [{"id": 2}]), progress(2, 3))
+    assert (result.updated, result.deleted, table.committed()) == (1, 1, progress(2, 3))
     assert delta.rows() == [row(1, "c"), row(3)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import pytest
 
 from tests.columns import ID
 from tests.contracts.conftest import BED_NAMES, MARKS, opened_bed
+from tests.contracts.lake_writers import Watched, with_writers
 from tests.contracts.targets_bed import (
     AMOUNT,
     NAME,
@@ -27,8 +28,6 @@ from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
-from tidesink.sinks.targets.delta import files as delta_files
-from tidesink.sinks.targets.iceberg import files as iceberg_files
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema, without
 
@@ -49,20 +48,13 @@ _SECOND = 1000 << 18
         *(pytest.param(name, marks=pytest.mark.spark) for name in MERGED),
     ]
 )
-def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
+def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Every target in turn, and the lakes once more by MERGE."""
-    for writer in (delta_files.FileWriter, iceberg_files.FileWriter):
-        monkeypatch.setattr(writer, "plan", planned(writer.plan, merging=request.param in MERGED))
-    return opened_bed(request, MERGED.get(request.param, request.param), tmp_path)
-
-
-def planned(plan: Callable[..., Any], *, merging: bool) -> Callable[..., Any]:
-    def found(*given: Any) -> Any:
-        reason = "a test says so" if merging else plan(*given)
-        assert merging or not isinstance(reason, str), reason
-        return reason
-
-    return found
+    name = MERGED.get(request.param, request.param)
+    found = opened_bed(request, name, tmp_path)
+    if name not in MERGED.values():
+        return found
+    return with_writers(found, lambda writer: Watched(writer, merging=request.param in MERGED))
 
 
 class Event(NamedTuple):

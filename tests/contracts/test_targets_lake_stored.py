@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from tests.columns import ID
+from tests.contracts.lake_writers import watched, with_writers
 from tests.contracts.targets_bed import (
     AMOUNT,
     NAME,
@@ -32,10 +33,8 @@ from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
-from tidesink.sinks.targets.iceberg.table import IcebergTable
-from tidesink.sinks.targets.lake import batches as lake_batches
-from tidesink.sinks.targets.lake import files as lake_files
+from tidesink.sinks.targets.delta.table import DeltaTarget
+from tidesink.sinks.targets.lake.batches import FileLimits
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema
 
@@ -45,36 +44,16 @@ OTHER: Final = TableId("shop", "merged")
 PLACE: Final = Column("place", ColumnType("varchar", length=20), handle=True)
 
 
-@dataclass
-class Watched:
-    """A table's writer of files; while ``merging`` it gives every batch to MERGE, else none."""
-
-    writer: Any
-    merging: bool = False
-
-    def plan(self, *given: Any) -> Any:
-        """The writer's plan."""
-        if self.merging:
-            return "a test says so"
-        plan = self.writer.plan(*given)
-        assert not isinstance(plan, str), plan
-        return plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.writer, name)
-
-
-def watched(table: Any, *, merging: bool = False) -> Watched:
-    """The writer of an open table from now on."""
-    found = table._files = Watched(table._files, merging)
-    return found
-
-
 @pytest.fixture(params=["delta", "iceberg"])
 def lake(request: pytest.FixtureRequest) -> Bed:
     """Both lakes in turn."""
     found: Bed = request.getfixturevalue(request.param)
     return found
+
+
+def small(number: int) -> FileLimits:
+    """Batches of one task and of several in turn."""
+    return FileLimits(small_batch=-1 if number % 2 else 10_000)
 
 
 def case(lake: str, name: str, *, quick: bool = False, **mode: Any) -> Any:
@@ -98,14 +77,13 @@ MODES: Final = [
 
 
 @pytest.mark.parametrize(("lake", "mode"), MODES, indirect=["lake"])
-def test_any_stream_leaves_what_merge_leaves(
-    lake: Bed, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_stream_leaves_what_merge_leaves(lake: Bed, mode: dict[str, Any]) -> None:
     """Of keys of two columns, in batches of one task and of several; one table merges now and then."""
+    lake, writers = watched(lake)
     shapes = [shape(ID, PLACE, NAME, AMOUNT, table=name) for name in (TABLE, OTHER)]
     soft = {"delete_mode": mode["delete_mode"]} if "delete_mode" in mode else {}
     tables = [lake.target.open_table(one, pipeline="shop", **soft) for one in shapes]
-    writers = [watched(table, merging=table is tables[1]) for table in tables]
+    writers[OTHER].merging = True
     epochs = [table.claim().epoch for table in tables]
     dice = random.Random(3)
     for number in range(1, 6):
@@ -122,8 +100,9 @@ def test_any_stream_leaves_what_merge_leaves(
             given["at"] = [dice.randint(1, 9) for _ in keys]
         if "kept" in mode and number % 2:
             given |= {"kept": mode["kept"], "lenient": True, "after_delete": number == 5}
-        writers[0].merging = number == 3
-        monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1 if number % 2 else 10_000)
+        writers[TABLE].merging = number == 3
+        for writer in writers.values():
+            writer.limit(small(number))
         batches = [lake.batch(one, rows, deletes, **given) for one in shapes]
         if not mode.get("packed", True):
             batches = [merged(one) for one in batches]
@@ -144,9 +123,7 @@ def test_any_stream_leaves_what_merge_leaves(
     ],
     indirect=["lake"],
 )
-def test_any_history_leaves_what_merge_leaves(
-    lake: Bed, seed: int, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, by: str) -> None:
     """Events that come late, again, and several of a key at once; one table merges now and then.
 
     ``by``: what the tables are partitioned by; a version that ends goes into another partition.
@@ -157,8 +134,9 @@ def test_any_history_leaves_what_merge_leaves(
         make = delta_made if isinstance(lake.target, DeltaTarget) else iceberg_made
         for one in shapes:
             make(lake, history_shape(one, names), by)
+    lake, writers = watched(lake)
     tables = [lake.target.open_table(history_shape(one, names), pipeline="shop") for one in shapes]
-    writers = [watched(table, merging=table is tables[1]) for table in tables]
+    writers[OTHER].merging = True
     epochs = [table.claim().epoch for table in tables]
     dice, sent = random.Random(seed), dict[tuple[Any, ...], ReducedRow]()
     for number in range(1, 8):
@@ -174,8 +152,9 @@ def test_any_history_leaves_what_merge_leaves(
             for one in sorted(moments)
         ]
         sent |= zip(sorted(moments), rows, strict=True)
-        writers[0].merging = number == 4
-        monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1 if number % 2 else 10_000)
+        writers[TABLE].merging = number == 4
+        for writer in writers.values():
+            writer.limit(small(number))
         batches = [history_batch(lake, one, rows, names) for one in shapes]
         if number % 3 == 0:
             batches = [merged(one) for one in batches]
@@ -214,28 +193,29 @@ def history_batch(
 
 
 def test_an_older_row_beside_a_second_one_of_its_key_stops_the_table(lake: Bed) -> None:
+    lake, _ = watched(lake)
     table = lake.target.open_table(shape(), pipeline="shop")
     epoch = table.claim().epoch
     table.apply(lake.batch(shape(), [row(1)], at=[10]), progress(epoch, 1))
-    assert isinstance(table, DeltaTable | IcebergTable)
-    lake.session.sql(f"INSERT INTO {table.location} VALUES (1, 'theirs', 9, NULL, NULL)")  # noqa: S608
-    watched(table)
+    assert lake.spark is not None
+    location = table.location  # type: ignore[attr-defined]  # a lake's table has one
+    lake.spark.sql(f"INSERT INTO {location} VALUES (1, 'theirs', 9, NULL, NULL)")  # noqa: S608
     with pytest.raises(AccountingError, match="another program wrote rows"):
         table.apply(lake.batch(shape(), [row(1, "c")], at=[20]), progress(epoch, 2))
     assert table.committed() == progress(epoch, 1)
 
 
-def test_more_stored_values_than_pass_the_driver_are_merged(
-    lake: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_stored_values_than_pass_the_driver_are_merged(lake: Bed) -> None:
+    limits = FileLimits(small_batch=-1, most_stored=3)
+    lake = with_writers(lake, lambda writer: replace(writer, limits=limits))
     table = lake.target.open_table(shape(), pipeline="shop")
     epoch = table.claim().epoch
     table.apply(lake.batch(shape(), [row(1, "long"), row(2)]), progress(epoch, 1))
     batch = lake.batch(shape(), [row(1, None, 5)], [{"id": 2}], kept=("name",))
-    monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1)
-    monkeypatch.setattr(lake_files, "_MOST_STORED", 3)
-    result = table.apply(batch, progress(epoch, 2))
+    left = list[str]()
+    result = table.apply(replace(batch, on_left=left.append), progress(epoch, 2))
     assert (result.updated, result.deleted) == (1, 1)
+    assert left == ["merged by MERGE: the batch needs more than 0 MiB of stored values"]
     assert lake.rows() == [row(1, "long", 5)]
 
 
@@ -244,9 +224,9 @@ def test_what_stays_of_partitions_is_known(lake: Bed) -> None:
     given = shape(ID, PLACE, NAME, AMOUNT)
     make = delta_made if isinstance(lake.target, DeltaTarget) else iceberg_made
     make(lake, given, "name, place")
+    lake, _ = watched(lake)
     table = lake.target.open_table(given, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
-    watched(table)
     rows = [
         {"id": at, "place": place, "name": name, "amount": at}
         for at, place, name in ((1, "a b", "x/y"), (2, "größe", None), (3, "a b", "z"), (4, "c", "x/y"))
@@ -275,10 +255,10 @@ def test_what_stays_of_partitions_is_known(lake: Bed) -> None:
 
 
 def test_a_table_of_keys_alone_has_soft_deletes(lake: Bed) -> None:
+    lake, _ = watched(lake)
     given = shape(ID, PLACE)
     table = lake.target.open_table(given, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
-    watched(table)
     rows = [{"id": at, "place": "a"} for at in (1, 2)]
     table.apply(lake.batch(given, rows, delete_mode="soft"), progress(epoch, 1))
     result = table.apply(lake.batch(given, [], rows[:1], delete_mode="soft"), progress(epoch, 2))
@@ -287,10 +267,10 @@ def test_a_table_of_keys_alone_has_soft_deletes(lake: Bed) -> None:
 
 
 def test_shards_of_a_table_are_written_as_files(lake: Bed) -> None:
+    lake, _ = watched(lake)
     tables = [opened(lake, source) for source in (A, B)]
     for (table, given), source in zip(tables, (A, B), strict=True):
         table.claim()
-        watched(table)
         table.apply(
             lake.batch(given, [shard_row(source, 1), shard_row(source, 2)]), progress(1, 1, table=source)
         )

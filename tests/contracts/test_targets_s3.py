@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -11,6 +11,7 @@ import pytest
 
 from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import iceberg_bed_in, iceberg_jdbc_bed_in, jdbc_catalog
+from tests.contracts.lake_writers import with_writers
 from tests.contracts.targets_bed import Bed, merged, progress, row, shape, sql
 from tests.full import FULL, each
 from tests.s3_server import FOLDER, REGION, S3Bucket
@@ -156,16 +157,36 @@ def test_files_of_a_commit_that_was_refused_are_removed(lake: Bed, s3_bucket: S3
     assert lake.rows() == [row(2, "new"), row(4), row(7)]
 
 
+@dataclass
+class Unanswered:
+    """A table's writer of files, which reaches no bucket while ``silent``."""
+
+    writer: Any
+    silent: bool = False
+
+    def stage(self, *given: Any) -> Any:
+        """The writer's files."""
+        if self.silent:
+            raise StorageError("no answer")
+        return self.writer.stage(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.writer, name)
+
+
 @pytest.mark.parametrize("lake", each(KINDS, full=["delta"]), indirect=True)
-def test_a_batch_that_python_cannot_write_is_merged(lake: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = loaded(lake)
+def test_a_batch_that_python_cannot_write_is_merged(lake: Bed) -> None:
+    writers = list[Unanswered]()
 
-    def fail(*_: object) -> None:
-        raise StorageError("no answer")
+    def made(writer: Any) -> Unanswered:
+        writers.append(Unanswered(writer))
+        return writers[-1]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(type(table._files), "stage", fail)
-        result = table.apply(lake.batch(SHAPE, [row(2, "c"), row(8)]), progress(1, 3))
+    table = loaded(with_writers(lake, made))
+    (writer,) = writers
+    writer.silent = True
+    result = table.apply(lake.batch(SHAPE, [row(2, "c"), row(8)]), progress(1, 3))
+    writer.silent = False
     assert lake.did(result, (1, 1, 0, 0))
     table.apply(lake.batch(SHAPE, [row(9)]), progress(1, 4))
     assert table._files_or_merge.reason == "no answer"

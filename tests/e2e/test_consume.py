@@ -19,8 +19,9 @@ import tidesink
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import FULL
-from tidesink import ChangeEvent, Op
-from tidesink.consumer import BadRecord, EventConsumer
+from tidesink import ChangeEvent, Op, load_config, open_codec
+from tidesink.config.models import topic_tables
+from tidesink.consumer import BadRecord, ConsumerGroup, EventConsumer
 from tidesink.errors import (
     ConfigError,
     FramingError,
@@ -29,6 +30,7 @@ from tidesink.errors import (
     SourceUnavailableError,
 )
 from tidesink.events import Event
+from tidesink.kafka_client import open_client
 
 IDLE = 4.0
 # How long what is sure to come may take.
@@ -333,12 +335,24 @@ class OnceUnanswered(Consumer):
 
 
 def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
-    tmp_path: Path, servers: Servers, orders: TableWriter, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, servers: Servers, orders: TableWriter
 ) -> None:
     with consumer(tmp_path, servers) as events:
         next(events)
-    monkeypatch.setattr("tidesink.consumer.Consumer", OnceUnanswered)
-    with consumer(tmp_path, servers) as events:
+    config = load_config(shop_config(tmp_path, servers))
+    registry = config.source.open_registry()
+    members = ConsumerGroup(
+        config.source.confluent_properties(),
+        config.topics_among,
+        group=servers["prefix"],
+        refresh=1.0,
+        open_client=lambda _kind, *given, **more: open_client(OnceUnanswered, *given, **more),
+    )
+    members.open()
+    codec = open_codec("flat-avro", registry=registry, table_of_topic=topic_tables(config, registry))
+    with EventConsumer(
+        config, codec=codec, group=members, stop_after_idle=IDLE, on_close=registry.close
+    ) as events:
         with pytest.raises(SourceUnavailableError, match="Timed out"):
             next(events)
         late = threading.Timer(PATIENCE, events.stop)

@@ -15,11 +15,10 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
-from tests import tidb_front
 from tests.e2e.live_source import dropped
 from tests.mysql_values import COLUMNS, VIRTUAL, make_wide, own_database
 from tests.spark.decoded import decode_here
-from tests.tidb_front import commit_ts, next_tso
+from tests.tidb_front import clock_at, commit_ts, next_tso
 from tidesink.config import Config
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, SourceUnavailableError
@@ -120,15 +119,13 @@ def test_a_tables_definition_is_read_as_its_create_table_in_a_topic(
     assert create_statement(connection, TableId(schema, "gone")) is None
 
 
-def test_a_definition_holds_from_the_beginning_of_its_millisecond(
-    tidb_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_definition_holds_from_the_beginning_of_its_millisecond(tidb_url: str) -> None:
     """DDL behind the look may say no finer time than that, and must not count as older."""
     soon = commit_ts(datetime.now(timezone.utc) + timedelta(minutes=1))
     with own_database(tidb_url) as (connection, schema):
         connection.exec_driver_sql("CREATE TABLE t (id int PRIMARY KEY)")
-        monkeypatch.setattr(tidb_front, "_last", soon + 5)
-        found = create_statement(connection, TableId(schema, "t"))
+        with clock_at(soon + 5):
+            found = create_statement(connection, TableId(schema, "t"))
     assert found is not None
     assert found[1] == soon
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from tests.servers import create_topics
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.kafka import offsets
+from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.fetch import OpenConsumer
 from tidesink.sinks.kafka.offsets import FirstRecord, KafkaOffsets, PartitionOffsets
@@ -41,6 +41,15 @@ class _Counting(KafkaOffsets):
     def _describe(self, topics: Sequence[str]) -> Any:
         self.described = list(topics)
         return super()._describe(topics)
+
+
+def _asking(brokers: str, kinds: Mapping[Any, Any]) -> KafkaOffsets:
+    """``kinds``: the classes of clients that are opened in place of confluent-kafka's own."""
+
+    def opened(kind: Any, *given: Any, **more: Any) -> Any:
+        return open_client(kinds.get(kind, kind), *given, **more)
+
+    return KafkaOffsets({"bootstrap.servers": brokers}, open_client=opened)
 
 
 def _chosen(topics: Iterable[str]) -> Callable[[Iterable[str]], list[str]]:
@@ -85,11 +94,10 @@ def test_only_what_changed_is_asked_for_again(brokers: str, topics: list[str]) -
     assert asked.described == [calm]
 
 
-def test_a_topic_that_changes_without_records_is_noticed(
-    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_changes_without_records_is_noticed(brokers: str, topics: list[str]) -> None:
     made_again, grown = topics
-    asked, chosen = KafkaOffsets({"bootstrap.servers": brokers}), _chosen(topics)
+    now = 100.0
+    asked, chosen = KafkaOffsets({"bootstrap.servers": brokers}, clock=lambda: now), _chosen(topics)
     admin = AdminClient({"bootstrap.servers": brokers})
     first = asked.look(chosen, _nothing).found
     admin.create_partitions([NewPartitions(grown, 2)])[grown].result(_PATIENCE)
@@ -102,10 +110,11 @@ def test_a_topic_that_changes_without_records_is_noticed(
     assert asked.look(chosen, _nothing).found[made_again].topic_id != first[made_again].topic_id
     # Expired to the end: the end is where it was, and shows with the next question for all.
     _send(brokers, made_again)
-    asked.lookup([made_again])
+    assert asked.look(chosen, _nothing).found[made_again].partitions[0] == PartitionOffsets(0, 1)
     for future in admin.delete_records([TopicPartition(made_again, 0, 1)]).values():
         future.result(_PATIENCE)
-    monkeypatch.setattr(offsets, "_REMEMBERED_SECONDS", 0.0)
+    assert asked.look(chosen, _nothing).found[made_again].partitions[0] == PartitionOffsets(0, 1)
+    now += 15
     assert asked.look(chosen, _nothing).found[made_again].partitions[0] == PartitionOffsets(1, 1)
 
 
@@ -122,55 +131,48 @@ def test_an_open_transaction_is_not_read(brokers: str, topics: list[str]) -> Non
         time.sleep(0.05)
 
 
-def test_one_topic_without_an_answer_hides_no_other(
-    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_topic_without_an_answer_hides_no_other(brokers: str, topics: list[str]) -> None:
     """No leader, as the metadata say it; no right, as the answer about offsets says it, or the whole call."""
     calm, broken = topics
-    asked, chosen = KafkaOffsets({"bootstrap.servers": brokers}), _chosen(topics)
-    asked.look(chosen, _nothing)
-    consumer = asked._consumer
+    fault = ""
 
-    class Leaderless:
-        """The consumer, to which one topic has no leader, or whose offsets nobody may see."""
+    class Faulty(Consumer):  # type: ignore[misc]
+        """A consumer, to which one topic has no leader, or whose offsets nobody may see."""
 
-        def __init__(self, *, listed: bool, whole: bool = False) -> None:
-            self._listed, self._whole = listed, whole
-
-        def poll(self, timeout: float) -> Any:
-            return consumer.poll(timeout)
-
-        def list_topics(self, **how: Any) -> Any:
-            found = consumer.list_topics(**how)
-            if self._listed:
+        def list_topics(self, *named: Any, **how: Any) -> Any:
+            found = super().list_topics(*named, **how)
+            if fault == "leaderless":
                 found.topics[broken].partitions[0].leader = -1
             return found
 
         def offsets_for_times(self, places: list[TopicPartition], **how: Any) -> list[TopicPartition]:
-            assert not (self._listed and broken in [one.topic for one in places])
-            if self._whole and broken in [one.topic for one in places]:
+            asks = broken in [one.topic for one in places]
+            assert not (fault == "leaderless" and asks)
+            if fault == "moved" and asks:
                 raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
-            answers = consumer.offsets_for_times(places, **how)
-            return [_Refused(broken) if one.topic == broken else one for one in answers]
+            answers = super().offsets_for_times(places, **how)
+            return [_Refused(broken) if fault and one.topic == broken else one for one in answers]
 
     class _Refused(TopicPartition):
         error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
-    monkeypatch.setattr(asked, "_consumer", Leaderless(listed=True))
+    asked, chosen = _asking(brokers, {Consumer: Faulty}), _chosen(topics)
+    asked.look(chosen, _nothing)
+    fault = "leaderless"
     seen = asked.look(chosen, _nothing)
     assert set(seen.found) == {calm}
     assert isinstance(seen.unanswered[broken], SourceUnavailableError)
-    monkeypatch.setattr(asked, "_consumer", Leaderless(listed=False))
+    fault = "refused"
     for _ in range(2):
         seen = asked.look(chosen, _nothing)
         assert set(seen.found) == {calm}
         assert "TOPIC_AUTHORIZATION_FAILED" in str(seen.unanswered[broken])
-    monkeypatch.setattr(asked, "_consumer", Leaderless(listed=False, whole=True))
+    fault = "moved"
     for unread in (_nothing, {calm, broken}.__contains__):
         seen = asked.look(chosen, unread)
         assert set(seen.found) == {calm}
         assert isinstance(seen.unanswered[broken], SourceUnavailableError)
-    monkeypatch.setattr(asked, "_consumer", consumer)
+    fault = ""
     assert set(asked.look(chosen, _nothing).found) == set(topics)
 
 
@@ -195,26 +197,29 @@ def test_how_a_topic_is_compacted_is_asked_once(brokers: str, topics: list[str])
     assert again[calm].compaction == Compaction("compact", 86_400.0)
 
 
-def test_a_user_who_may_not_ask_for_the_policy_reads_on(
-    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, told = KafkaOffsets({"bootstrap.servers": brokers}), list[str]()
+def test_a_user_who_may_not_ask_for_the_policy_reads_on(brokers: str, topics: list[str]) -> None:
+    told = list[str]()
     error = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
-    def answer(resources: list[ConfigResource], **_how: Any) -> dict[ConfigResource, Future[Any]]:
-        told.extend(one.name for one in resources)
-        found: dict[ConfigResource, Future[Any]] = {one: Future() for one in resources}
-        for future in found.values():
-            future.set_exception(KafkaException(KafkaError(error)))
-        return found
+    class Refused(AdminClient):  # type: ignore[misc]
+        """The client of a user who may not see the settings of topics."""
 
-    monkeypatch.setattr(asked._admin, "describe_configs", answer, raising=False)
+        def describe_configs(
+            self, resources: list[ConfigResource], **_how: Any
+        ) -> dict[ConfigResource, Future[Any]]:
+            told.extend(one.name for one in resources)
+            found: dict[ConfigResource, Future[Any]] = {one: Future() for one in resources}
+            for future in found.values():
+                future.set_exception(KafkaException(KafkaError(error)))
+            return found
+
+    asked = _asking(brokers, {AdminClient: Refused})
     found = asked.lookup(topics)
     assert [one.compaction for one in found.values()] == [None, None]
     assert (asked.lookup(topics), sorted(told)) == (found, sorted(topics))
     # What passes is not taken for an answer.
-    error, asked._policies = KafkaError.REQUEST_TIMED_OUT, {}
-    seen = asked.look(_chosen(topics))
+    error = KafkaError.REQUEST_TIMED_OUT
+    seen = _asking(brokers, {AdminClient: Refused}).look(_chosen(topics))
     assert (seen.found, set(seen.unanswered)) == ({}, set(topics))
     assert isinstance(seen.unanswered[topics[0]], SourceUnavailableError)
 
@@ -258,9 +263,7 @@ def test_the_first_records_of_partitions(brokers: str, topics: list[str]) -> Non
     assert asked.first_records(topic, []) == {}
 
 
-def test_a_controller_that_is_down_is_not_waited_for(
-    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_is_down_is_not_waited_for(brokers: str, topics: list[str]) -> None:
     """As the answer of a client that knows the dead one; a new client learns the living one."""
 
     class Waits:
@@ -273,14 +276,23 @@ def test_a_controller_that_is_down_is_not_waited_for(
                 future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
             return found
 
-    asked, waits = KafkaOffsets({"bootstrap.servers": brokers}), Waits()
-    monkeypatch.setattr(asked, "_admin", waits)
+    waits = Waits()
+
+    def waits_first() -> OpenClient:
+        """Opens a client of the dead controller before any other."""
+        waiting = [waits]
+
+        def opened(kind: Any, *given: Any, **more: Any) -> Any:
+            return waiting.pop() if kind is AdminClient and waiting else open_client(kind, *given, **more)
+
+        return opened
+
+    asked = KafkaOffsets({"bootstrap.servers": brokers}, open_client=waits_first())
     for _ in range(2):
         assert set(asked.lookup(topics)) == set(topics)
     assert waits.asked == 1
-    opened = OpenConsumer("", {"bootstrap.servers": brokers})
+    opened = OpenConsumer("", {"bootstrap.servers": brokers}, open_client=waits_first())
     wanted = asked.lookup(topics)[topics[0]].topic_id
-    monkeypatch.setattr(opened, "_admin", waits)
     assert [opened.topic_id(topics[0]), opened.topic_id(topics[0])] == [wanted] * 2
     assert waits.asked == 2
     opened.close()

@@ -14,7 +14,6 @@ from tests.surroundings import surroundings
 from tests.unit.canal_messages import row_message
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.events import TableId
-from tidesink.sinks.batch import letters
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.letters import keep_ddl
 from tidesink.sinks.batch.records import DDL
@@ -73,9 +72,8 @@ def _frame(spark: SparkSession, events: Iterable[tuple[Any, ...]]) -> DataFrame:
 
 
 def test_ddl_comes_page_by_page_in_the_order_of_its_partitions(
-    spark: SparkSession, around: tuple[WorkerContext, _Store], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, around: tuple[WorkerContext, _Store]
 ) -> None:
-    monkeypatch.setattr(letters, "_PAGE_BYTES", PAGE)
     context, store = around
     places = [(partition, at) for partition in (0, 1) for at in range(4)]
     # One is larger than a page, and the newest is not the last.
@@ -83,7 +81,8 @@ def test_ddl_comes_page_by_page_in_the_order_of_its_partitions(
         _event(*place, 7 if place == (0, 2) else 5, padding=9_000 * (place == (1, 1))) for place in places
     ]
     progress = Progress(ORDERS, "shop", 1, 3)
-    last = keep_ddl(context, _frame(spark, [*reversed(events), events[0]]), "id", progress)
+    frame = _frame(spark, [*reversed(events), events[0]])
+    last = keep_ddl(context, frame, "id", progress, page_bytes=PAGE)
     assert [place for page in store.pages for place in page] == places
     assert len(store.pages) >= 3
     assert all(len(page) <= 3 for page in store.pages)
@@ -95,12 +94,12 @@ def test_ddl_comes_page_by_page_in_the_order_of_its_partitions(
 
 
 def test_of_more_ddl_than_is_kept_the_newest_is(
-    spark: SparkSession, around: tuple[WorkerContext, _Store], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, around: tuple[WorkerContext, _Store]
 ) -> None:
-    monkeypatch.setattr(letters, "_PAGE_BYTES", 100 << 10)
     context, store = around
     events = [_event(0, at, at + 1) for at in range(MOST_EVENTS + 9)]
-    last = keep_ddl(context, _frame(spark, events), "id", Progress(ORDERS, "shop", 1, 3))
+    progress = Progress(ORDERS, "shop", 1, 3)
+    last = keep_ddl(context, _frame(spark, events), "id", progress, page_bytes=100 << 10)
     assert last is not None
     assert last["commit_ts"] == MOST_EVENTS + 9
     assert [one.offset for one in load_ddl(store, "shop", [ORDERS])] == list(range(9, MOST_EVENTS + 9))

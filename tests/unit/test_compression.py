@@ -17,7 +17,7 @@ from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, compression_of, decompressed
-from tidesink.codecs.debezium import json_columns
+from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.formats import JsonParser
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError, FramingError
@@ -156,10 +156,14 @@ def test_a_value_of_long_texts_is_parsed() -> None:
 # TiCDC's debezium
 
 
+_T: Final = TableDefinitions(
+    [parse_create_table("create table s.t(id int primary key, a varchar(99), b blob)")]
+)
+
+
 def _debezium(kind: Compression = "none", **options: Any) -> Codec:
     given = CodecOptions(enable_tidb_extension=True, large_message_handle_compression=kind, **options)
-    schema = parse_create_table("create table s.t(id int primary key, a varchar(99), b blob)")
-    return open_codec("debezium", options=given, definitions=TableDefinitions([schema]))
+    return open_codec("debezium", options=given, definitions=_T)
 
 
 def _debezium_events() -> tuple[Event, ...]:
@@ -245,12 +249,14 @@ def test_a_debezium_record_stands_for_no_more_than_the_limit() -> None:
     assert [one.error.message for one in small.decode_batch(as_records([Message("t", 0, 0, *sent)])).faults]
 
 
-def test_opened_records_of_a_batch_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_columns, "_MOST_OPENED", 10_000)
+def test_opened_records_of_a_batch_are_bounded() -> None:
     sent = _debezium("snappy").encode(_debezium_events()[0], topic="t")
     assert sent is not None
     records = as_records(Message("t", 0, at, *sent) for at in range(20))
-    found = _debezium().decode_batch(records)
+    codec = DebeziumJsonCodec(
+        options=CodecOptions(enable_tidb_extension=True), definitions=_T, most_opened=10_000
+    )
+    found = codec.decode_batch(records)
     assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
     assert found.row_by_row_records == 0
 

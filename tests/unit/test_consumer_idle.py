@@ -8,13 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-import pytest
 from confluent_kafka import TopicPartition
 
 from tests.unit.config_samples import CANAL_JSON, right
-from tidesink import consumer
 from tidesink.codecs import open_codec
-from tidesink.consumer import EventConsumer
+from tidesink.consumer import ConsumerGroup, EventConsumer
 
 PLACES: Final = [TopicPartition("app", 0, 7)]
 ROUNDS: Final = 8
@@ -53,10 +51,11 @@ class Library:
         """Nothing to leave."""
 
 
-def test_a_round_that_begins_and_ends_within_a_fetch_is_no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_begins_and_ends_within_a_fetch_is_no_idle_time() -> None:
     library = Library()
-    monkeypatch.setattr(consumer, "Consumer", lambda *_settings, **_more: library)
-    members = consumer.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple, group="g")
+    members = ConsumerGroup(
+        {"bootstrap.servers": "nowhere"}, tuple, group="g", open_client=lambda *_settings, **_more: library
+    )
     members.open()
     config = right(CANAL_JSON, Path("/base"))
     events = EventConsumer(config, codec=open_codec("canal-json"), group=members, stop_after_idle=IDLE)

@@ -22,7 +22,7 @@ from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _Page, _statement, applied
+from tidesink.sinks.batch.topic_ddl import DdlPages, DdlStatement, TopicDdl, _Page, _statement, applied
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
@@ -713,18 +713,17 @@ _SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=
 _COLUMNS = [f"c{at}" for at in range(23)]
 
 
-def _paged(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch, fails_at: int | None = None
-) -> tuple[TopicDdl, _Topic]:
-    monkeypatch.setattr(topic_ddl, "_PAGE_BYTES", 800)
-    monkeypatch.setattr(topic_ddl, "_FEW_RECORDS", 0)  # a Spark job for each page
+def _paged(store: SqlStateStore, fails_at: int | None = None) -> tuple[TopicDdl, _Topic]:
+    """A small topic that is read in many pages, each by a Spark job."""
     topic = _Topic(CREATE, *(f"ALTER TABLE t ADD COLUMN {name} INT" for name in _COLUMNS))
     topic.fails_at = fails_at
-    return TopicDdl("cdc", pipeline="p", source=cast("KafkaSource", topic), store=store), topic
+    source = cast("KafkaSource", topic)
+    pages = DdlPages(most_bytes=800, few_records=0)
+    return TopicDdl("cdc", pipeline="p", source=source, store=store, pages=pages), topic
 
 
-def test_ddl_is_read_in_pages(store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    ddl, topic = _paged(store, monkeypatch)
+def test_ddl_is_read_in_pages(store: SqlStateStore) -> None:
+    ddl, topic = _paged(store)
     assert ddl.scan(_SESSION, _ends(24))
     found = ddl.get(T)
     assert found is not None
@@ -735,13 +734,11 @@ def test_ddl_is_read_in_pages(store: SqlStateStore, monkeypatch: pytest.MonkeyPa
     assert not ddl.scan(_SESSION, _ends(24))
 
 
-def test_a_read_that_fails_goes_on_after_the_last_page(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ddl, _ = _paged(store, monkeypatch, fails_at=2)
+def test_a_read_that_fails_goes_on_after_the_last_page(store: SqlStateStore) -> None:
+    ddl, _ = _paged(store, fails_at=2)
     with pytest.raises(SourceUnavailableError):
         ddl.scan(_SESSION, _ends(24))
-    again, _ = _paged(store, monkeypatch)
+    again, _ = _paged(store)
     again.recall(_ends(24))
     known = again.get(T)
     assert known is not None

@@ -18,7 +18,6 @@ from tidesink.cli.plan import stored_records
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.kafka import dead_letters
 from tidesink.sinks.kafka.dead_letters import (
     DEALT_WITH,
     LETTER,
@@ -205,12 +204,11 @@ class _Admin:
         return future
 
 
-def test_a_controller_that_is_down_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_down_is_not_waited_for() -> None:
     """A client that knows it waits for it; a new one learns the living one, and answers what follows too."""
     waits, answers = _Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT))), _Admin({})
     opened = [waits, answers]
-    monkeypatch.setattr(dead_letters, "open_client", lambda *_: opened.pop(0))
-    assert check_topic(LetterTopic("dlq", {})).is_there
+    assert check_topic(LetterTopic("dlq", {}), open_client=lambda *_: opened.pop(0)).is_there
     assert opened == []
 
 
@@ -346,11 +344,10 @@ class _Cluster:
     ],
 )
 def test_the_topic_has_as_many_replicas_as_the_cluster_can_have(
-    monkeypatch: pytest.MonkeyPatch, brokers: int, setting: int | None, replicas: int, shown: str
+    brokers: int, setting: int | None, replicas: int, shown: str
 ) -> None:
     cluster = _Cluster(brokers)
-    monkeypatch.setattr(dead_letters, "open_client", lambda *_: cluster)
-    found = check_topic(LetterTopic("dlq", {}, setting))
+    found = check_topic(LetterTopic("dlq", {}, setting), open_client=lambda *_: cluster)
     assert (found.is_there, found.replicas) == (False, replicas)
     assert shown in found.shown
     assert [one.replication_factor for one in cluster.made] == [replicas]

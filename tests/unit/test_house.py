@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 MOST_MODULES: Final = 25
 MOST_FUNCTION_LINES: Final = 40
@@ -94,3 +96,95 @@ def test_modules_say_what_they_are() -> None:
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert undocumented == []
+
+
+# Fixtures of pytest whose attributes a test may replace.
+OTHERS_FIXTURES: Final = {"pytestconfig"}
+
+
+def _imported(tree: ast.Module, *, ours: bool) -> set[str]:
+    """The names that a file imports from our code, or from that of others."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names |= {alias.asname or first} if (first in ROOMS) is ours else set()
+        elif isinstance(node, ast.ImportFrom):
+            is_ours = bool(node.level) or (node.module or "").partition(".")[0] in ROOMS
+            names |= {alias.asname or alias.name for alias in node.names} if is_ours is ours else set()
+    return names
+
+
+def _first_name(node: ast.expr) -> str:
+    """``a`` for ``a.b``, ``a().b`` and ``a[0].b``, and for the text "a.b"."""
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.partition(".")[0]
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _patches(text: str) -> Iterator[int]:
+    """The lines in which a test replaces an attribute of our code, or imports what does so.
+
+    An attribute may be replaced if its module belongs to others and is imported, or named by a text as in
+    ``monkeypatch.setattr("sys.argv", …)``. Any other value may be an object of ours.
+    """
+    tree = ast.parse(text)
+    ours = _imported(tree, ours=True)
+    others = _imported(tree, ours=False) - ours | OTHERS_FIXTURES
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            found = "mock" in ".".join((module, *(alias.name for alias in node.names))).split(".")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            found = _replaces(node.func.attr, node.args[0], ours, others)
+        else:
+            is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            found = is_set and _first_name(node) in ours
+        if found:
+            yield node.lineno
+
+
+def _replaces(method: str, target: ast.expr, ours: set[str], others: set[str]) -> bool:
+    """Whether a call of a method with this first argument replaces a part of what is, or may be, ours."""
+    first = _first_name(target)
+    if method in ("setattr", "delattr"):
+        return first in ROOMS if isinstance(target, ast.Constant) else first not in others
+    if method in ("setitem", "delitem"):
+        return first in ours
+    return method == "__setattr__" and first != "self"
+
+
+def test_no_test_replaces_what_is_ours() -> None:
+    """A test passes its own sizes, clocks and clients: what a class depends on is an argument."""
+    tests = [path for path in FILES if path.is_relative_to(ROOT / "tests")]
+    found = {_name(path): [*_patches(path.read_text(encoding="utf-8"))] for path in tests}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ('monkeypatch.setattr("sys.argv", [])', False),
+        ("import tarfile\nmonkeypatch.delattr(tarfile, 'data_filter')", False),
+        ("import os, sys\nmonkeypatch.setattr(os.path, 'exists', print)", False),
+        ("monkeypatch.setattr(pytestconfig.option, 'vectors', None)", False),
+        ('monkeypatch.setattr("tidesink.consumer.Consumer", None)', True),
+        ('monkeypatch.setattr("tests.vectors.WHOLE", None)', True),
+        ("import tidesink.dev.stack\nmonkeypatch.setattr(tidesink.dev.stack, 'X', 1)", True),
+        ("from tidesink.dev import stack as ports\nmonkeypatch.setattr(ports, 'LOOPBACK', 1)", True),
+        ("from tidesink.dev import stack as ports\nports.LOOPBACK = 1", True),
+        ("from tidesink.dev import stack as ports\nmonkeypatch.setitem(ports.__dict__, 'LOOPBACK', 1)", True),
+        ("patched.setattr(asked, '_consumer', None)", True),
+        ("patched.setattr(type(table._files), 'stage', None)", True),
+        ("object.__setattr__(around, 'config', None)", True),
+        ("from unittest import mock", True),
+        ("import unittest.mock", True),
+        ("from unittest.mock import patch", True),
+    ],
+)
+def test_replaced_attributes_are_found(lines: str, *, found: bool) -> None:
+    """Guards the test above."""
+    assert bool([*_patches(lines)]) is found

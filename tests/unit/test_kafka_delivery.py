@@ -16,7 +16,6 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.stream import kafka
 from tidesink.sinks.targets.stream.encoding import prepare
 from tidesink.sinks.targets.stream.kafka import (
     Delivery,
@@ -74,13 +73,12 @@ class _Admin:
         return found
 
 
-def test_a_controller_that_is_down_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_down_is_not_waited_for() -> None:
     """A client that knows it waits for it; a new one learns the living one."""
     waits = _Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
     opened = [waits, _Admin(SimpleNamespace(topic_id="one", partitions=[0, 1]))]
-    monkeypatch.setattr(kafka, "open_client", lambda *_: opened.pop(0))
     settings = right({**CANAL_JSON, "target": {"type": "kafka", "brokers": "k:1", "protocol": "canal-json"}})
-    topics = TargetTopics(cast("KafkaSettings", settings.target))
+    topics = TargetTopics(cast("KafkaSettings", settings.target), open_client=lambda *_: opened.pop(0))
     assert topics.open("t") == OpenTopic("t", "one", 2)
     assert opened == []
     topics.check(OpenTopic("t", "one", 2))

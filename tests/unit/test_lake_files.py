@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import pairwise
@@ -39,7 +40,14 @@ from tidesink.sinks.targets.lake.files import (
     joined_keys,
     stream_of,
 )
-from tidesink.sinks.targets.lake.rows import NEEDS_STORED, FileColumn, Partition, RowRules, matched
+from tidesink.sinks.targets.lake.rows import (
+    NEEDS_STORED,
+    FileColumn,
+    NotAsFilesError,
+    Partition,
+    RowRules,
+    matched,
+)
 from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 
@@ -287,6 +295,15 @@ def test_files_that_are_not_what_the_table_says_are_refused(tmp_path: Path, spoi
     file = spoil(written(tmp_path, ("upsert", 1, "a")))
     with pytest.raises(TaskError, match=says):
         located(tmp_path, [file], [1])
+
+
+def test_more_stored_values_than_a_task_may_return_are_refused(tmp_path: Path) -> None:
+    file, marks = written(tmp_path, ("upsert", 1, "a long name")), PositionFiles(new_files(tmp_path / "new"))
+    wanted = pa.table({"id": pa.array([1], pa.int64()), NEEDS_STORED: [True]})
+    for most, is_refused in ((3, True), (1000, False)):
+        task = LocateTask(((file,),), b"", COLUMNS, marks, stored=(COLUMNS[1],), most_stored=most)
+        with pytest.raises(NotAsFilesError, match="stored values") if is_refused else nullcontext():
+            assert [line.stored is not None for line in task.located(0, wanted)] == [True]
 
 
 def test_one_task_for_a_small_batch_does_both(tmp_path: Path) -> None:

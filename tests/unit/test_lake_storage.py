@@ -58,14 +58,11 @@ def test_a_server_that_does_not_answer_is_a_reason_for_merge() -> None:
     assert storage.reason_unreachable(location) == reason  # at once
 
 
-def test_a_bucket_that_is_left_to_spark_is_tried_again(
-    s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_is_left_to_spark_is_tried_again(s3_bucket: S3Bucket) -> None:
     storage, location = Storage(s3_bucket.bucket()), f"s3a://{s3_bucket.name}/lake"
     assert storage.reason_unreachable(location) is None
     assert storage.leave(StorageError("too slow")) == "too slow" == storage.reason_unreachable(location)
-    monkeypatch.setattr("tidesink.sinks.targets.lake.storage._TRY_AGAIN_SECONDS", -1.0)
-    assert storage.reason_unreachable(location) is None
+    assert storage.reason_unreachable(location, try_again_after=-1.0) is None
 
 
 def test_what_a_storage_holds() -> None:

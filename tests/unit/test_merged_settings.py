@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
+from tests.unit.worker_bed import surroundings
 from tidesink.cli.table_plans import plan_of
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.typemap.target_schema import shape_of
 
@@ -99,8 +99,7 @@ ONLY_PATTERNS = _config({}, {"match": "shop.ord*", "filter": "a <> 1"}, {**ALL, 
 
 
 def test_a_table_that_only_the_run_knows_is_refused_where_its_decoding_opens() -> None:
-    around = WorkerContext.__new__(WorkerContext)
-    object.__setattr__(around, "config", right(ONLY_PATTERNS))
+    around = surroundings(right(ONLY_PATTERNS), store=cast("Any", None))
     with pytest.raises(ConfigError, match=r"filter of shop\.orders: mode append stores changes") as caught:
         open_decoding(around, "app", ORDERS, session=cast("Any", None))
     assert caught.value.context == {"table": "shop.orders"}

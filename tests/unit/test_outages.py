@@ -77,19 +77,25 @@ class _Shop:
         self.step: Callable[[int], object] = lambda _call: None
         self.look: Callable[[int], None] = lambda _call: None
 
-    def worker(self, *, ends: bool = True) -> Worker:
+    def worker(
+        self,
+        *,
+        ends: bool = True,
+        looks: KafkaOffsets | None = None,
+        fetch: Callable[[FetchRange], Iterator[pa.RecordBatch]] | None = None,
+    ) -> Worker:
         failures = Failures(self.clock)
         heartbeat = Heartbeat(self.store, "shop", self.clock, failures)
         around = surroundings(self.config, store=self.store, registry=_Registry(self))
         around = replace(
             around,
-            source=KafkaSource(_fetch),
+            source=KafkaSource(fetch or _fetch),
             failures=failures,
             heartbeat=heartbeat,
             listeners=Listeners((heartbeat,)),
             stop=self.stop,
         )
-        return Worker(around, until="drained" if ends else None, offsets=_Looks(self))
+        return Worker(around, until="drained" if ends else None, offsets=looks or _Looks(self))
 
     def asked(self, *options: str) -> Result:
         return CliRunner().invoke(app, ["status", str(self.file), *options])
@@ -256,7 +262,7 @@ def _applied(shop: _Shop, topic_id: str) -> None:
 
 @pytest.mark.parametrize(("topic_id", "lag"), [("id", 1), ("another", 6)])
 def test_a_worker_that_is_stopped_before_a_table_opens_knows_how_far_it_was(
-    shop: _Shop, monkeypatch: pytest.MonkeyPatch, topic_id: str, lag: int
+    shop: _Shop, topic_id: str, lag: int
 ) -> None:
     _applied(shop, topic_id)
     starts: list[int] = []
@@ -269,9 +275,8 @@ def test_a_worker_that_is_stopped_before_a_table_opens_knows_how_far_it_was(
         shop.stop.set()
         raise DOWN
 
-    monkeypatch.setitem(globals(), "_fetch", fetched)
     shop.step = step
-    report = shop.worker(ends=False).run()
+    report = shop.worker(ends=False, fetch=fetched).run()
     assert [table.lag for table in report.tables] == [lag]
     assert [table["lag"]["records"] for table in shop.json()["tables"]] == [lag]
     assert starts == [9 - lag]
@@ -343,10 +348,8 @@ class _SilentTopic(_Looks):
 
 
 def test_a_topic_without_an_answer_shows_for_its_tables(shop: _Shop) -> None:
-    worker = shop.worker(ends=False)
-    worker._offsets = _SilentTopic(shop)
     shop.step = lambda _call: shop.stop.wait(0)
-    worker.run()
+    shop.worker(ends=False, looks=_SilentTopic(shop)).run()
     (table,) = shop.json()["tables"]
     assert table["failure"] is not None
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.decoded_batches import as_records
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.events import Message
-from tidesink.sinks.batch import record_frames
 from tidesink.sinks.batch.record_frames import FetchedRanges, Question, opened_values, split_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -89,11 +88,10 @@ def test_values_are_opened_or_stay_as_they_are(kind: Compression) -> None:
     assert small["value"].to_pylist() == batch["value"].to_pylist()
 
 
-def test_a_batch_whose_values_grow_too_large_becomes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_frames, "_OPENED_BYTES", 2 * len(TEXT))
+def test_a_batch_whose_values_grow_too_large_becomes_several() -> None:
     values = [compressed(TEXT, "lz4")] * 5
     batch = pa.record_batch({"value": pa.array(values, pa.binary()), "n": range(5)})
-    found = list(opened_values(batch, 10_000))
+    found = list(opened_values(batch, 10_000, batch_bytes=2 * len(TEXT)))
     assert [one["n"].to_pylist() for one in found] == [[0, 1], [2, 3], [4]]
     assert [value for one in found for value in one["value"].to_pylist()] == [TEXT] * 5
     (empty,) = opened_values(batch.slice(0, 0), 10_000)

@@ -32,7 +32,6 @@ from tidesink.errors import (
 )
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
-from tidesink.sinks.batch import observers
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.observers import Heartbeat, Listeners, TableChanged, WorkerEvent, seconds_since_beat
 from tidesink.sinks.batch.shared_reads import Topics
@@ -40,7 +39,6 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker import look_ups
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import FirstRowTables, TopicLookUps
 from tidesink.sinks.worker.run import Worker
@@ -167,13 +165,10 @@ def test_a_table_that_rests_from_the_beginning_stands_where_an_earlier_run_left_
     assert source.read == [OffsetRange("app", 0, start, 900)]
 
 
-def test_topics_are_looked_into_for_a_while_each(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(look_ups, "_LOOK_UP_SECONDS", 0.0)
+def test_topics_are_looked_into_for_a_while_each(store: SqlStateStore) -> None:
     source = _Source()
     source.answers.clear()
-    tables = TopicLookUps.of(_around(store, source))
+    tables = TopicLookUps.of(_around(store, source), seconds=0.0)
     tables(_found("long", end=50_000), None)
     tables(_found("short", end=5), None)
     source.answers.set()
@@ -198,13 +193,10 @@ class _OneByOne(_Source):
                 yield as_records([Message(part.topic, part.partition, at, None, value)])
 
 
-def test_a_topic_without_rows_is_read_record_by_record_in_the_time_it_has(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(look_ups, "_LOOK_UP_SECONDS", 0.0)
+def test_a_topic_without_rows_is_read_record_by_record_in_the_time_it_has(store: SqlStateStore) -> None:
     source = _OneByOne(row_at=3, value=DEBEZIUM_ROW)
     source.answers.clear()
-    tables = TopicLookUps.of(_around(store, source, source__protocol="debezium-json"))
+    tables = TopicLookUps.of(_around(store, source, source__protocol="debezium-json"), seconds=0.0)
     tables(_found("long", end=1_000), None)
     tables(_found("short", end=2), None)
     source.answers.set()
@@ -246,16 +238,12 @@ def _end(_around: WorkerContext, tables: TopicLookUps) -> None:
 @pytest.mark.parametrize("protocol", VALUES)
 @pytest.mark.parametrize("end", [_stop, _end])
 def test_the_end_of_a_run_ends_look_ups(
-    store: SqlStateStore,
-    monkeypatch: pytest.MonkeyPatch,
-    end: Callable[[WorkerContext, TopicLookUps], None],
-    protocol: str,
+    store: SqlStateStore, end: Callable[[WorkerContext, TopicLookUps], None], protocol: str
 ) -> None:
-    monkeypatch.setattr(look_ups, "_LOOK_UP_SECONDS", 0.0 if end is _end else 60.0)
     source = _Source()
     source.answers.clear()
     around = _around(store, source, source__protocol=protocol)
-    tables = TopicLookUps.of(around)
+    tables = TopicLookUps.of(around, seconds=0.0 if end is _end else 60.0)
     tables(_found("long", end=10_000_000), None)
     tables(_found("short"), None)
     assert source.begun.wait(60)
@@ -399,16 +387,13 @@ class _MarkedStore(SqlStateStore):
 
 
 @pytest.mark.parametrize("protocol", VALUES)
-def test_signs_of_life_are_left_while_kafka_keeps_a_look_up_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
-) -> None:
-    monkeypatch.setattr(observers, "EVERY_SECONDS", 0.0)
+def test_signs_of_life_are_left_while_kafka_keeps_a_look_up_waiting(tmp_path: Path, protocol: str) -> None:
     source = _Source()
     source.answers.clear()
     store = _MarkedStore(str(tmp_path / "state.db"), source)
     settings = {"batch": {"poll-interval": "10ms"}, "source__protocol": protocol}
     around = _around(store, source, source__topics=["shop_orders"], **settings)
-    around = replace(around, listeners=Listeners((Heartbeat(store, around.config.pipeline),)))
+    around = replace(around, listeners=Listeners((Heartbeat(store, around.config.pipeline, every=0.0),)))
     report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "orders"))).run()
     assert report.tables == ()
     assert source.read == [OffsetRange("shop_orders", 0, 0, 9)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli import table_plans as plans
 from tidesink.cli.plan import policy_lines
 from tidesink.cli.table_plans import Sample, TablePlan, Undecodable, _table_named, sample_warning
 from tidesink.events import Message, TableId
@@ -63,20 +62,17 @@ def test_the_table_of_a_bad_record_is_the_one_that_it_names(
     assert _table_named(Message("app", 0, 1, None, value)) == table
 
 
-def _topic_of(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def _topic_of(count: int) -> Callable[..., Iterator[Message]]:
     def read(_properties: object, topic: str, *, start: object, limit: int) -> Iterator[Message]:
         del start
         yield from (Message(topic, 0, offset, None, b"{}") for offset in range(min(count, limit)))
 
-    monkeypatch.setattr(plans, "read_topic", read)
+    return read
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, False), (9, False), (10, False), (11, True), (99, True)])
-def test_a_plan_by_the_first_records_says_whether_the_topic_has_more(
-    monkeypatch: pytest.MonkeyPatch, count: int, more: bool
-) -> None:
-    _topic_of(count, monkeypatch)
-    read = Sample("app", 10)
+def test_a_plan_by_the_first_records_says_whether_the_topic_has_more(count: int, more: bool) -> None:
+    read = Sample("app", 10, read=_topic_of(count))
     assert len(list(read.records(right(changed(CANAL_JSON))))) == min(count, 10)
     plan = read.noted(TablePlan(ORDERS, "app"))
     assert plan.sampled == (10 if more else 0)

@@ -29,12 +29,11 @@ def test_the_whole_set_can_be_demanded(
     pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pytestconfig.option, "vectors", None)
-    monkeypatch.setattr("tests.vectors.WHOLE", tmp_path / "no")
     monkeypatch.delenv(REQUIRE, raising=False)
-    assert vectors_dir(pytestconfig) == SUBSET
+    assert vectors_dir(pytestconfig, tmp_path / "no") == SUBSET
     monkeypatch.setenv(REQUIRE, "1")
     with pytest.raises(pytest.UsageError, match=f"{REQUIRE}=1: there is no folder"):
-        vectors_dir(pytestconfig)
+        vectors_dir(pytestconfig, tmp_path / "no")
 
 
 def test_the_whole_set_is_the_default_where_it_is(

@@ -14,7 +14,6 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, Position, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.worker import watermarks
 from tidesink.sinks.worker.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_reader
 
 WATERMARK, ROW, LOST = b"watermark", b"row", None
@@ -86,15 +85,17 @@ class _Broker:
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> _Broker:
-    broker = _Broker()
-    monkeypatch.setattr(watermarks, "open_client", lambda *_: broker)
-    return broker
+def broker() -> _Broker:
+    return _Broker()
 
 
 def _follower(broker: _Broker, *, ends: bool = False) -> WatermarkFollower:
     return WatermarkFollower(
-        dict, lambda message: 7 if message.value == WATERMARK else None, ends=ends, clock=lambda: broker.now
+        dict,
+        lambda message: 7 if message.value == WATERMARK else None,
+        ends=ends,
+        clock=lambda: broker.now,
+        open_client=lambda *_: broker,
     )
 
 

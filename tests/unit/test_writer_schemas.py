@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -121,14 +122,24 @@ def test_a_stop_ends_the_wait_and_calls_nothing_bad() -> None:
     assert schemas.unknown == {}
 
 
+class _Restored:
+    """A registry with one schema, until another state of it is restored from a backup."""
+
+    def __init__(self, *columns: str) -> None:
+        self.restore(*columns)
+
+    def restore(self, *columns: str) -> None:
+        self._state = MemorySchemaRegistry()
+        self._state.register(subject(TOPIC, "value"), text_of(*columns))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
 def test_an_id_that_is_given_to_another_schema_is_noticed() -> None:
-    """As after a registry was restored from an older backup."""
-    registry = MemorySchemaRegistry()
-    registry.register(subject(TOPIC, "value"), text_of("id"))
-    schemas = _schemas(registry)
+    registry = _Restored("id")
+    schemas = _schemas(cast("Any", registry))
     schemas.read_subjects()
-    restored = MemorySchemaRegistry()
-    restored.register(subject(TOPIC, "value"), text_of("id", "other"))
-    schemas._registry = restored
+    registry.restore("id", "other")
     with pytest.raises(RegistryError, match="a different schema under id 1 than when the worker started"):
         schemas.read_subjects()

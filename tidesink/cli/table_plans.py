@@ -233,16 +233,20 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
 
 @dataclass
 class Sample:
-    """The first ``size`` records of a topic. ``more``: True if reading showed that the topic has more."""
+    """The first ``size`` records of a topic. ``more``: True if reading showed that the topic has more.
+
+    ``read``: reads the topic.
+    """
 
     topic: str
     size: int
     more: bool = False
+    read: Callable[..., Iterator[Message]] = read_topic
 
     def records(self, config: Config) -> Iterator[Message]:
         """Yield the sampled records, in the order of their Kafka timestamps."""
         properties = config.source.confluent_properties()
-        messages = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
+        messages = self.read(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
         for number, message in enumerate(messages):
             if number == self.size:
                 self.more = True

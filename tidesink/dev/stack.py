@@ -294,14 +294,14 @@ _GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES: Final = 100
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns ``count`` different loopback ports on which no program listens, chosen at random.
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Returns ``count`` different ports of ``host`` on which no program listens, chosen at random.
 
     The ports are outside the range that the system uses for outgoing connections, so that they stay free
     while a service starts.
 
     Raises:
-        OSError: There are not enough free ports.
+        OSError: There are not enough free ports, or ``host`` is not an address of this machine.
     """
     ours = _OURS
     with contextlib.suppress(OSError, ValueError):
@@ -313,7 +313,7 @@ def free_ports(count: int) -> list[int]:
         for port in candidates if count else ():
             probe = stack.enter_context(socket.socket())
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((host, port))
             except OSError:
                 if port == 0:
                     raise

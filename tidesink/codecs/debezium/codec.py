@@ -296,6 +296,10 @@ class DebeziumCodec(Codec):
                 self.unread_ddl[event.query] = error.message
 
 
+# Decompression of a batch stops once the decompressed records have this many bytes.
+_MOST_OPENED: Final = 1 << 26
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -304,7 +308,8 @@ class DebeziumJsonCodec(DebeziumCodec):
     """The codec ``debezium-json``: records in JSON, with or without a schema in each record.
 
     Events are encoded in TiCDC's format. ``clock`` returns the milliseconds since 1970 that are written as
-    ``ts_ms``.
+    ``ts_ms``. ``most_opened``: up to this number of bytes, compressed records are decompressed and decoded
+    together.
     """
 
     name = "debezium-json"
@@ -315,9 +320,11 @@ class DebeziumJsonCodec(DebeziumCodec):
         options: CodecOptions | None = None,
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
+        most_opened: int = _MOST_OPENED,
     ) -> None:
         parser = JsonParser((options or CodecOptions()).max_decompressed_bytes)
         super().__init__(parser, options=options, definitions=definitions)
+        self._most_opened = most_opened
         self._writer = JsonWriter(self._options, clock)
 
     @cached_property
@@ -325,7 +332,7 @@ class DebeziumJsonCodec(DebeziumCodec):
         from tidesink.codecs.debezium.json_columns import JsonColumns
 
         most = self._options.max_decompressed_bytes
-        return JsonColumns(self._tables, self._is_flattened, most=most)
+        return JsonColumns(self._tables, self._is_flattened, most=most, most_together=self._most_opened)
 
 
 class DebeziumAvroCodec(DebeziumCodec):

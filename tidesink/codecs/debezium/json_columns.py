@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
-from tidesink.codecs.compression import LARGEST, decompressed
+from tidesink.codecs.compression import decompressed
 from tidesink.codecs.debezium.columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, ConnectType
 from tidesink.codecs.debezium.envelope import position_members, table_members
@@ -46,8 +46,6 @@ _ARRAYS: Final[dict[str, pa.DataType]] = {
 }
 # Number of records decoded together: their objects stay in the processor's cache.
 _TOGETHER: Final = 512
-# Decompression stops once the decompressed records have this many bytes.
-_MOST_OPENED: Final = 1 << 26
 _NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
@@ -358,11 +356,12 @@ class _Columns:
         return Image(np.concatenate(self._present), self.member)
 
 
-def _opened(records: Records, most: int) -> Records:
+def _opened(records: Records, most: int, most_together: int) -> Records:
     """Returns the records with decompressed keys and values.
 
-    Stops once the decompressed records are larger than 64 MiB, and then returns only the first records. A key
-    or value that cannot be decompressed is left unchanged; decoding it later raises the error.
+    Stops once the decompressed records are larger than ``most_together`` bytes, and then returns only the
+    first records. A key or value that cannot be decompressed is left unchanged; decoding it later raises the
+    error.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
     if all(pc.all(mask, min_count=0).as_py() for mask in starts):
@@ -371,7 +370,7 @@ def _opened(records: Records, most: int) -> Records:
     values: list[bytes | None] = []
     size = 0
     for key, value in zip(records.key, records.value, strict=True):
-        if size > _MOST_OPENED:
+        if size > most_together:
             break
         keys.append(_opened_half(key.as_py(), most))
         values.append(_opened_half(value.as_py(), most))
@@ -391,10 +390,17 @@ def _opened_half(data: bytes | None, most: int) -> bytes | None:
 
 
 class JsonColumns:
-    """Columnar decoder of debezium-json; caches the decoder of each schema."""
+    """Columnar decoder of debezium-json; caches the decoder of each schema.
 
-    def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened, *, most: int = LARGEST) -> None:
-        self._tables, self._is_flattened, self._most = tables, is_flattened, most
+    ``most``: maximum number of bytes of a decompressed key or value. ``most_together``: decompression of a
+    batch stops once the decompressed records have this many bytes.
+    """
+
+    def __init__(
+        self, tables: EnvelopeTables, is_flattened: IsFlattened, *, most: int, most_together: int
+    ) -> None:
+        self._tables, self._is_flattened = tables, is_flattened
+        self._most, self._most_together = most, most_together
         self._keys, self._values = _Part(), _Part()
         self._value_readers = ByIdentity(partial(_made, _envelope), 2 * _MOST_TEXTS)
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
@@ -403,10 +409,10 @@ class JsonColumns:
         """Decodes the records that contain a schema and are envelopes of row changes.
 
         The result lists the indices of all other records, which the row codec decodes one by one. If the
-        records are larger than 64 MiB when decompressed, only the first records are read; the result contains
-        their number.
+        decompressed records are larger than ``most_together`` bytes, only the first records are read; the
+        result contains their number.
         """
-        records = _opened(records, self._most)
+        records = _opened(records, self._most, self._most_together)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
         unknown, changes = [_no_envelope(values, keys)], Changes()
         for envelopes, rest in self._envelopes(values, keys):

@@ -283,6 +283,7 @@ class WorkerContext:
         heartbeat: The listener that stores the heartbeat, or None if the worker does not report its end.
         ends: True if the run ends on its own, for example at the end of the topics. Then a table that has
             failed for the time ``retry.for`` is not tried again.
+        clock: Returns seconds since 1970.
     """
 
     config: Config
@@ -299,6 +300,7 @@ class WorkerContext:
     failures: Failures = field(default_factory=Failures)
     heartbeat: Heartbeat | None = None
     ends: bool = False
+    clock: Callable[[], float] = time.time
 
     @cached_property
     def choices(self) -> PolicyChoices:

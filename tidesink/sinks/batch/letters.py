@@ -155,12 +155,18 @@ _EVENT_BYTES: Final = 1 << 10
 
 
 def keep_ddl(
-    context: WorkerContext, reduced: DataFrame, topic_id: str, progress: Progress
+    context: WorkerContext,
+    reduced: DataFrame,
+    topic_id: str,
+    progress: Progress,
+    *,
+    page_bytes: int = _PAGE_BYTES,
 ) -> dict[str, Any] | None:
     """Store the DDL events of a batch. Returns commit_ts, kind and query of the newest one, or None.
 
     The rows of ``reduced``, the result of the batch's tasks, contain the bytes of DDL events. This process
-    decodes them, one page at a time.
+    decodes them, one page at a time. ``page_bytes``: maximum size of a page. A larger event is a page of its
+    own.
 
     Raises:
         StateStoreError: The state store does not answer.
@@ -169,7 +175,7 @@ def keep_ddl(
     source = context.config.source
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
     last: StoredDdl | None = None
-    for page in _pages(reduced.where(F.col("_op") == DDL)):
+    for page in _pages(reduced.where(F.col("_op") == DDL), page_bytes):
         columns = (f"_{name}" for name in _PLACE)
         events = page.select(*columns, "_detail.key", "_detail.value", "_detail.time")
         # If a record has several events, each of them carries the record's bytes.
@@ -183,8 +189,8 @@ def keep_ddl(
     return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
 
 
-def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """Yields DDL events in Kafka's order, in pages of at most 64 MiB.
+def _pages(ddl: DataFrame, page_bytes: int) -> Iterator[DataFrame]:
+    """Yields DDL events in Kafka's order, in pages of at most ``page_bytes``.
 
     A larger event is a page of its own.
     """
@@ -192,7 +198,7 @@ def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
     sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
     weighed = ddl.select(position.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
     weight_up_to = F.sum("weight").over(Window.orderBy("place"))
-    page = F.floor(weight_up_to / _PAGE_BYTES).alias("page")
+    page = F.floor(weight_up_to / page_bytes).alias("page")
     bounds = F.min("place").alias("first"), F.max("place").alias("last")
     for page_bounds in sorted(weighed.select("place", page).groupBy("page").agg(*bounds).collect()):
         yield ddl.where(position.between(_place(*page_bounds["first"]), _place(*page_bounds["last"])))

@@ -340,7 +340,8 @@ class Heartbeat:
 
     Each event of the worker counts as a sign of life. So a worker that keeps retrying, for example because
     Kafka does not answer, does not count as dead. The heartbeat also contains the current failure of a step
-    that all tables share. ``clock`` returns seconds since 1970.
+    that all tables share. ``clock`` returns seconds since 1970. ``every``: minimum seconds between two writes
+    to the state store.
     """
 
     def __init__(
@@ -349,10 +350,13 @@ class Heartbeat:
         pipeline: str,
         clock: Callable[[], float] = time.time,
         failures: Failures | None = None,
+        *,
+        every: float = EVERY_SECONDS,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._clock = clock
+        self._every = every
         self._failures = failures if failures is not None else Failures()
         self._last = float("-inf")
         self._left: Failure | None = None
@@ -361,7 +365,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Store a heartbeat, unless the last one is recent. An error of the state store is only logged."""
         now, failure = self._clock(), self._failures.of(None)
-        every = EVERY_SECONDS if failure == self._left else EVERY_FAILURE_SECONDS
+        every = self._every if failure == self._left else EVERY_FAILURE_SECONDS
         # If the clock was set back, the difference is negative, and the heartbeat is stored.
         if self._has_ended or 0 <= now - self._last < every:
             return

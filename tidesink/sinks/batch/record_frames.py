@@ -124,11 +124,13 @@ def opened(records: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.R
     return iter(records) if most is None else _opened_batches(most, records)
 
 
-def opened_values(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+def opened_values(
+    batch: pa.RecordBatch, most: int, *, batch_bytes: int = _OPENED_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Yields the records with decompressed values, in one or several batches.
 
     A value stays as it is if it is not compressed or is damaged, or if it would have more than ``most``
-    bytes.
+    bytes. The values of a batch have at most ``batch_bytes`` bytes, unless it is a single value.
 
     Raises:
         ConfigError: A value is compressed, and the ``large-messages`` extra is not installed.
@@ -138,7 +140,7 @@ def opened_values(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     start = size = 0
     for value in batch.column(column_index).to_pylist():
         opened = None if value is None else _opened(value, most)
-        if values and size + len(opened or b"") > _OPENED_BYTES:
+        if values and size + len(opened or b"") > batch_bytes:
             yield _with_values(batch.slice(start, len(values)), column_index, values)
             start, size, values = start + len(values), 0, []
         values.append(opened)

@@ -69,6 +69,20 @@ _PAGE_BYTES: Final = 64 << 20
 # Up to this number of records, this process reads them itself, because a Spark job would be slower.
 _FEW_RECORDS: Final = 1000
 
+
+class DdlPages(NamedTuple):
+    """The limits of reading a topic's DDL.
+
+    ``most_bytes``: the maximum size of a page of DDL. ``few_records``: up to this number of records, the
+    worker's process reads them itself. More records are read by a Spark job.
+    """
+
+    most_bytes: int = _PAGE_BYTES
+    few_records: int = _FEW_RECORDS
+
+
+_PAGES: Final = DdlPages()
+
 _REKEYED: Final = (
     "After this DDL, the rows of a table without a key have new row keys, and no event reports the new keys. "
     "If the config names no keys for the table, so that rows are identified by TiDB's row keys, load the "
@@ -220,17 +234,19 @@ class TopicDdl:
         store: StateStore,
         log: LeaderEpochs | None = None,
         ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
+        pages: DdlPages = _PAGES,
     ) -> None:
         """Creates the object. Nothing is read yet.
 
         ``log``: detects whether Kafka lost the end of the log. None: this is not checked. ``ends_now``: looks
-        up the topic's current offsets, or None.
+        up the topic's current offsets, or None. ``pages``: the limits of reading DDL.
         """
         self._topic = topic
         self._name = f"{pipeline}/{topic}"
         self._source = source
         self._store = store
         self._logs, self._ends_now = CheckedLogs(log), ends_now
+        self._pages = pages
         # True if the records of the last read were discarded. The topic must be looked up again before the
         # next read.
         self._looks_again = False
@@ -558,9 +574,9 @@ class TopicDdl:
         return _Page(statements, part.end, last)
 
     def _marked(self, session: SparkSession, part: OffsetRange) -> list[tuple[MarkedDdl, LastRecord | None]]:
-        if part.records <= _FEW_RECORDS:
-            return [_marked_page(_PAGE_BYTES, self._source.read_here([part]))]
-        most = _PAGE_BYTES // session.sparkContext.defaultParallelism
+        if part.records <= self._pages.few_records:
+            return [_marked_page(self._pages.most_bytes, self._source.read_here([part]))]
+        most = self._pages.most_bytes // session.sparkContext.defaultParallelism
         return self._source.ask(session, [part], partial(_marked_page, most))
 
 

@@ -54,7 +54,7 @@ from confluent_kafka.admin import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.state.progress import Progress
 
@@ -759,14 +759,16 @@ class TopicState(NamedTuple):
         return f"is created with the first letter, with {replicas}"
 
 
-def check_topic(topic: LetterTopic) -> TopicState:
+def check_topic(topic: LetterTopic, *, open_client: OpenClient = open_client) -> TopicState:
     """Check that the dead letter topic exists or could be created. Changes nothing at the brokers.
+
+    ``open_client``: opens the admin client.
 
     Raises:
         SourceError: Kafka refuses a request, or the existing topic is compacted and would lose letters.
         SourceUnavailableError: Kafka does not answer.
     """
-    admin = _Admin(topic)
+    admin = _Admin(topic, open_client)
     if admin.is_there():
         admin.check_policy()
         return TopicState(is_there=True)
@@ -782,12 +784,13 @@ class _Admin:
     Opens a new client if the controller does not answer.
     """
 
-    def __init__(self, topic: LetterTopic) -> None:
+    def __init__(self, topic: LetterTopic, open_client: OpenClient = open_client) -> None:
         self._topic = topic
+        self._open_client = open_client
         self._client = self._renew()
 
     def _renew(self) -> AdminClient:
-        self._client = open_client(AdminClient, self._topic.properties, _QUIET)
+        self._client = self._open_client(AdminClient, self._topic.properties, _QUIET)
         return self._client
 
     def is_there(self) -> bool:

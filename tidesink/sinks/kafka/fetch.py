@@ -35,7 +35,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import BrokerUnavailableError, SourceError
-from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
+from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 from tidesink.sinks.state.progress import LastRecord
 
@@ -80,10 +80,15 @@ class OpenConsumer:
         answer_refused: True if librdkafka closed a connection because of a response that it does not accept,
             for example a response larger than ``largest_answer`` bytes. librdkafka repeats the request, but
             the response stays the same.
+
+    ``open_client``: opens the consumer and the admin client.
     """
 
-    def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
+    def __init__(
+        self, digest: str, properties: Mapping[str, Any], *, open_client: OpenClient = open_client
+    ) -> None:
         self.digest = digest
+        self._open_client = open_client
         self.client_error: KafkaError | None = None
         self.answer_refused = False
         self._settings = librdkafka_settings(properties)
@@ -117,7 +122,7 @@ class OpenConsumer:
 
     def _renew_admin(self) -> AdminClient:
         own = {"error_cb": self._note}
-        self._admin = open_client(AdminClient, self._settings, own, logger=SILENT)
+        self._admin = self._open_client(AdminClient, self._settings, own, logger=SILENT)
         return self._admin
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError, SourceUnavailableError
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
@@ -183,15 +183,23 @@ class KafkaOffsets:
     Args:
         properties: Client properties of confluent-kafka.
         clock: Returns seconds and never runs backwards. It measures the age of cached facts about topics.
+        open_client: Opens the consumer and the admin client, and a new admin client if the controller does
+            not answer.
 
     Raises:
         ConfigError: librdkafka refuses the properties.
     """
 
-    def __init__(self, properties: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        open_client: OpenClient = open_client,
+    ) -> None:
         self._clock = clock
         self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
-        self._admin = self._open_admin()
+        self._admin: AdminClient = self._open_admin()
         # A consumer sends the offset requests, because an admin client creates a future for each partition
         # and needs five times the CPU.
         self._consumer = open_client(Consumer, properties, _CONSUMER)

@@ -7,7 +7,6 @@ of these cases must stop the table with an error that names the remedy.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, cast
@@ -165,7 +164,7 @@ class Continuity:
             return False
         if offsets.compaction is None:
             return True
-        retry, now = self._context.retry(self._settings.table), time.time()
+        retry, now = self._context.retry(self._settings.table), self._context.clock()
         if progress is None:
             caught_up.begin(now, batch)
         elif not caught_up.holds(offsets.compaction, now):

@@ -256,11 +256,16 @@ class TopicLookUps:
     table of it is known, or if the tasks of all its tables have stopped. A background thread searches one
     topic after the other, each for a limited time. Later calls also return the tables that this thread has
     found. Calls must come from one thread.
+
+    ``seconds``: maximum seconds that one topic is searched before the next one's turn.
     """
 
-    def __init__(self, context: WorkerContext, finder: TableFinder) -> None:
+    def __init__(
+        self, context: WorkerContext, finder: TableFinder, *, seconds: float = _LOOK_UP_SECONDS
+    ) -> None:
         self._context = context
         self._finder = finder
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._wanted: dict[str, _LookUp] = {}
         self._at_work: Future[None] | None = None
@@ -272,13 +277,14 @@ class TopicLookUps:
         self._failed: dict[str, TidesinkError] = {}
 
     @classmethod
-    def of(cls, context: WorkerContext) -> TopicLookUps:
+    def of(cls, context: WorkerContext, *, seconds: float = _LOOK_UP_SECONDS) -> TopicLookUps:
         """Create the look-ups of a pipeline, which use the table finder of the pipeline's protocol."""
         protocol = context.config.source.protocol
         if CODECS[protocol].shares_topics:
-            return cls(context, NamedTables(context))
+            return cls(context, NamedTables(context), seconds=seconds)
         by_rule = protocol == "flat-avro"
-        return cls(context, RuledTables(context) if by_rule else FirstRowTables(context))
+        finder = RuledTables(context) if by_rule else FirstRowTables(context)
+        return cls(context, finder, seconds=seconds)
 
     def __call__(self, offsets: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         """Return the topic's tables that are known so far, and queue a search if it is needed.
@@ -358,7 +364,7 @@ class TopicLookUps:
             return self._wanted.pop(self._looking)
 
     def _look(self, wanted: _LookUp) -> bool:
-        stop, ends = self._context.stop, time.monotonic() + _LOOK_UP_SECONDS
+        stop, ends = self._context.stop, time.monotonic() + self._seconds
         offsets, read = wanted
         return self._finder.look(offsets, read, lambda: not stop and time.monotonic() < ends)
 

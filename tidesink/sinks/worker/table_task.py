@@ -162,7 +162,7 @@ class TableTask:
             if offsets.compaction is not None and self._hold is not None:
                 batch, caught_up = self._hold.progress.batch, self._counters.caught_up
                 ends = {n: partition.latest for n, partition in offsets.partitions.items()}
-                caught_up.see(ends, self._next_offsets(), batch=batch, now=time.time())
+                caught_up.see(ends, self._next_offsets(), batch=batch, now=self._context.clock())
                 if self.state == "IDLE" and caught_up.is_due(offsets.compaction):
                     self._change("IDLE", None)
 

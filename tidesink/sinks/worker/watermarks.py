@@ -22,7 +22,7 @@ from tidesink.codecs.base import Codec
 from tidesink.config.source import SourceSettings
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, WatermarkEvent
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import OpenClient, open_client
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.fetch import FIXED_SETTINGS
 from tidesink.sinks.kafka.offsets import TopicOffsets
@@ -181,6 +181,7 @@ class WatermarkFollower:
         ends: True if the run ends once all records are read. Then a topic whose records were not received in
             time counts at once as a topic with records to read.
         clock: Returns monotonic seconds.
+        open_client: Opens the Kafka consumer.
     """
 
     def __init__(
@@ -190,8 +191,10 @@ class WatermarkFollower:
         *,
         ends: bool,
         clock: Callable[[], float] = time.monotonic,
+        open_client: OpenClient = open_client,
     ) -> None:
         self._properties = properties
+        self._open_client = open_client
         self._watermark_of = watermark_of
         self._wait, self._patience = (UNSEEN_SECONDS, 0.0) if ends else (_LOOK_SECONDS, UNSEEN_SECONDS)
         self._clock = clock
@@ -237,7 +240,7 @@ class WatermarkFollower:
         if not begun:
             return
         if self._consumer is None:
-            self._consumer = open_client(Consumer, self._properties(), _SETTINGS)
+            self._consumer = self._open_client(Consumer, self._properties(), _SETTINGS)
         self._consumer.incremental_assign(
             [
                 TopicPartition(name, n, offset)

@@ -38,8 +38,10 @@ from tidesink.sinks.targets.delta.log import (
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
 from tidesink.sinks.targets.lake.batches import (
     COMPRESSIONS,
+    FILE_LIMITS,
     RANGES,
     BatchCounts,
+    FileLimits,
     batch_reason,
     columns_reason,
     new_paths,
@@ -152,6 +154,7 @@ class FileWriter:
     session: SparkSession
     log: DeltaLog
     name: TableId
+    limits: FileLimits = FILE_LIMITS
 
     def plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
         """Return the plan for writing a batch as files, or a string with the reason why the batch needs a
@@ -194,7 +197,9 @@ class FileWriter:
         """
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
-            lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
+            lines, counts = written(
+                batch, plan.files, plan.rows, marks, session=self.session, limits=self.limits
+            )
             return self._staged(batch, plan, lines, counts)
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc

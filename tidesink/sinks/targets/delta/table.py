@@ -207,6 +207,7 @@ class DeltaTarget:
     ``properties``: additional properties of new tables.
     ``fewest_staged``: the tasks that reduce a batch also write its rows to files if each offset range of the
         batch has at least this many records.
+    ``file_writer``: makes the object that writes the batches of a table as files.
     """
 
     spark: SparkSession
@@ -217,6 +218,7 @@ class DeltaTarget:
     catalog_table: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     fewest_staged: int = FEWEST_STAGED
+    file_writer: Callable[[SparkSession, DeltaLog, TableId], FileWriter] = FileWriter
 
     @property
     def capabilities(self) -> Capabilities:
@@ -346,7 +348,7 @@ class DeltaTable(DeltaColumns):
         self._shard = DeltaShard(shape.shard, session, self._log, self._ledger) if shape.shard else None
         self._turns = Turns(path, shape.shard)
         self._compaction = Compaction(session, self._log, self.location)
-        self._files = FileWriter(session, self._log, shape.source)
+        self._files = target.file_writer(session, self._log, shape.source)
         self._files_or_merge = FilesOrMerge(
             shape.source, _log, fewest=target.fewest_staged, forget=self.forget_staged
         )

@@ -33,8 +33,10 @@ from tidesink.sinks.targets.iceberg.jvm import (
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
 from tidesink.sinks.targets.lake.batches import (
     COMPRESSIONS,
+    FILE_LIMITS,
     RANGES,
     BatchCounts,
+    FileLimits,
     batch_reason,
     columns_reason,
     new_paths,
@@ -159,6 +161,7 @@ class FileWriter:
     session: SparkSession
     table: JvmTable
     name: TableId
+    limits: FileLimits = FILE_LIMITS
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
         """Return the plan for writing a batch as files, or a string with the reason why the batch needs a
@@ -346,7 +349,9 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        lines, counts = written(batch, plan.files, plan.rows, plan.marks, session=self.session)
+        lines, counts = written(
+            batch, plan.files, plan.rows, plan.marks, session=self.session, limits=self.limits
+        )
         files = [line for line in lines if line.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))

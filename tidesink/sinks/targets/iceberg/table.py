@@ -180,6 +180,7 @@ class IcebergTarget:
     ``table_properties``: additional properties of new tables.
     ``fewest_staged``: the tasks that reduce a batch also write its rows to files if each offset range of the
         batch has at least this many records.
+    ``file_writer``: makes the object that writes the batches of a table as files.
     """
 
     spark: SparkSession
@@ -188,6 +189,7 @@ class IcebergTarget:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     table_properties: Mapping[str, str] = field(default_factory=dict)
     fewest_staged: int = FEWEST_STAGED
+    file_writer: Callable[[SparkSession, JvmTable, TableId], FileWriter] = FileWriter
 
     @property
     def capabilities(self) -> Capabilities:
@@ -304,7 +306,7 @@ class IcebergTable(IcebergColumns):
         self._holder = Holder(self._table, self._ledger, shape.source)
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._staging = Staging(session, self._table, self._holder, shape.source)
-        self._files = FileWriter(session, self._table, shape.source)
+        self._files = target.file_writer(session, self._table, shape.source)
         self._files_or_merge = FilesOrMerge(
             shape.source, _log, fewest=target.fewest_staged, forget=self.forget_staged
         )

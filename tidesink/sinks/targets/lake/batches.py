@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import structlog
@@ -34,6 +34,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
+    MOST_STORED,
     DataFile,
     FileRefusedError,
     FileSink,
@@ -86,8 +87,30 @@ _WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
 RANGES: Final = ("int", "bigint", "string")
 
 
+@dataclass(frozen=True)
+class FileLimits:
+    """The limits of writing a batch as files.
+
+    ``small_batch``: up to this number of rows, one task writes the batch and finds the stored rows.
+    ``most_stored``: maximum number of bytes of stored values that a batch may need. A batch that needs more
+        is merged by MERGE.
+    """
+
+    small_batch: int = SMALL_BATCH
+    most_stored: int = MOST_STORED
+
+
+FILE_LIMITS: Final = FileLimits()
+
+
 def written(
-    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
+    batch: ReducedBatch,
+    files: Sequence[DataFile],
+    rows: RowsTask,
+    marks: Marks,
+    *,
+    session: SparkSession,
+    limits: FileLimits = FILE_LIMITS,
 ) -> tuple[list[WrittenFile], BatchCounts]:
     """Write the rows of a batch to new files, and mark the stored rows that it replaces or deletes.
 
@@ -103,7 +126,7 @@ def written(
         NotAsFilesError: the batch needs too many values of stored rows.
     """
     try:
-        lines = _written(batch, files, rows, marks, session)
+        lines = _written(batch, files, replace(rows, most_stored=limits.most_stored), marks, session, limits)
         return lines, counted(batch, lines)
     except TidesinkError as exc:
         exc.with_context(table=str(batch.shape.source))
@@ -111,12 +134,17 @@ def written(
 
 
 def _written(
-    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
+    batch: ReducedBatch,
+    files: Sequence[DataFile],
+    rows: RowsTask,
+    marks: Marks,
+    session: SparkSession,
+    limits: FileLimits,
 ) -> list[WrittenFile]:
     """Run the Spark tasks that find stored rows and write the batch's rows. Returns the tasks' reports."""
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
-    locate = LocateTask(groups, b"", rows.columns, marks)
+    locate = LocateTask(groups, b"", rows.columns, marks, most_stored=limits.most_stored)
     if batch.staged is not None:
         lines = [line for part in batch.staged for line in part.files]
         (batch.on_written or nothing)()
@@ -129,7 +157,7 @@ def _written(
     assert frame is not None  # noqa: S101  (``batch_reason``)
     given = in_session(frame, session)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
-        small = batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores
+        small = batch.upserts + batch.deletes <= limits.small_batch and len(groups) <= cores
         if small and batch.on_written is None:
             lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
             batch.on_located()

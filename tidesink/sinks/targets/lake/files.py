@@ -85,7 +85,7 @@ ATTEMPT: Final = "ATTEMPT"
 # Size in memory of the rows that a task writes to one file.
 _FILE_BYTES: Final = 256 << 20
 # A batch that needs more bytes of stored values is merged by Spark, because they pass through the driver.
-_MOST_STORED: Final = 64 << 20
+MOST_STORED: Final = 64 << 20
 # Columns of a stored version that are read to find out if it changes.
 _SPAN: Final = (FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 # Number of rows that are read at once from a file when only some of its rows are needed.
@@ -246,6 +246,7 @@ class RowsTask:
     ``packed``: True if the input is payloads (Arrow IPC streams), False if it is rows.
     ``stored``: the two tables that ``rules.written`` expects, as Arrow IPC streams. None if the rows do not
         depend on stored rows. In this case, the task also returns the batch's keys.
+    ``most_stored``: maximum number of bytes of stored values that a batch may need.
     """
 
     columns: tuple[FileColumn, ...]
@@ -254,6 +255,7 @@ class RowsTask:
     split: Split = unpartitioned
     packed: bool = True
     stored: tuple[bytes, bytes] | None = None
+    most_stored: int = MOST_STORED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files, and yield the reports (``WrittenFile``) as record batches."""
@@ -333,7 +335,7 @@ class RowsTask:
         """
         keys, names = joined_keys(lines), [column.name for column in self.columns if column.key]
         rows = [_read_stream(file.stored) for file in lines if file.stored is not None]
-        _check_stored(sum(table.nbytes for table in rows))
+        _check_stored(sum(table.nbytes for table in rows), self.most_stored)
         if isinstance(self.rules, VersionRules):
             changed = changes(keys, rows, names, ended=ended)
             line = WrittenFile(counts=json.dumps(changed.counts._asdict()))
@@ -410,6 +412,7 @@ class LocateTask:
     ``stored``: columns whose stored values are returned for the rows that need them.
     ``ends``: for a history table, the task that writes the versions that end. Their values are then not
         returned.
+    ``most_stored``: maximum number of bytes of stored values that a group of files may need.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -419,6 +422,7 @@ class LocateTask:
     rows_at_once: int = 4_000_000
     stored: tuple[FileColumn, ...] = ()
     ends: RowsTask | None = None
+    most_stored: int = MOST_STORED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Search groups of files for the batch's keys, and yield the reports (``WrittenFile``) as record
@@ -449,7 +453,8 @@ class LocateTask:
         names = [column.name for column in keys]
         events = Events(wanted, names) if COMMIT_TS in wanted.column_names else None
         spans = [field for field in self.columns if events and field.source in _SPAN]
-        marked, stored = list[MarkedRows](), _Stored(events.keys if events else wanted.select(names))
+        marked = list[MarkedRows]()
+        stored = _Stored(events.keys if events else wanted.select(names), self.most_stored)
         found, stale = (np.zeros(stored.keys.num_rows, bool) for _ in range(2))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
@@ -592,11 +597,12 @@ class _Stored:
     """Collects the stored rows and values that a batch needs from a group of data files.
 
     ``keys``: the batch's keys.
+    ``most``: maximum number of bytes of these values.
     ``ended``: versions of a history table that end. The task that finds them also writes them.
     """
 
-    def __init__(self, keys: pa.Table) -> None:
-        self.keys = keys
+    def __init__(self, keys: pa.Table, most: int) -> None:
+        self.keys, self._most = keys, most
         self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
     def add(self, part: pa.Table) -> None:
@@ -607,7 +613,7 @@ class _Stored:
         """
         self._parts.append(part)
         self._size += part.nbytes
-        _check_stored(self._size)
+        _check_stored(self._size, self._most)
 
     def stream(self) -> bytes | None:
         """Return the collected stored values as an Arrow IPC stream; None if there are no values."""
@@ -735,9 +741,9 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
         yield some
 
 
-def _check_stored(size: int) -> None:
-    if size > _MOST_STORED:
-        raise NotAsFilesError(f"the batch needs more than {_MOST_STORED >> 20} MiB of stored values")
+def _check_stored(size: int, most: int) -> None:
+    if size > most:
+        raise NotAsFilesError(f"the batch needs more than {most >> 20} MiB of stored values")
 
 
 def stream_of(keys: pa.Table) -> bytes:

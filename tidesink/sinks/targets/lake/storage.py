@@ -203,17 +203,18 @@ class Storage:
         with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
             return [*pool.map(function, files)]
 
-    def reason_unreachable(self, location: str) -> str | None:
+    def reason_unreachable(self, location: str, *, try_again_after: float = _TRY_AGAIN_SECONDS) -> str | None:
         """Return the reason why Python cannot reach the bucket at the moment; None if it can.
 
         The result is cached. After a failure, the bucket is tested again when some minutes have passed.
 
         ``location``: a folder in the bucket, used for the test.
+        ``try_again_after``: the seconds after a failure during which the bucket is not tested.
         """
         if self.bucket is None:
             return None
         when, reason = _reached.get(self.bucket.name, (-math.inf, "not tried"))
-        if reason and time.monotonic() - when > _TRY_AGAIN_SECONDS:
+        if reason and time.monotonic() - when > try_again_after:
             try:
                 self.bucket.filesystem().get_file_info(_key(location))
                 reason = self._remember(None)

@@ -18,7 +18,7 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.kafka_client import ConnectionErrors, open_client, why_silent
+from tidesink.kafka_client import ConnectionErrors, OpenClient, open_client, why_silent
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
@@ -446,10 +446,14 @@ class OpenTopic(NamedTuple):
 
 
 class TargetTopics:
-    """Finds and creates topics at the target's brokers. It is used by one thread at a time."""
+    """Finds and creates topics at the target's brokers. It is used by one thread at a time.
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    ``open_client``: opens the admin client, and a new one if the controller does not answer.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, open_client: OpenClient = open_client) -> None:
         self._settings = settings
+        self._open_client = open_client
         self._errors = ConnectionErrors()
         self._admin = self._renewed()
 
@@ -510,7 +514,7 @@ class TargetTopics:
 
     def _renewed(self) -> AdminClient:
         own = {**_QUIET, "error_cb": self._errors}
-        self._admin = open_client(AdminClient, self._settings.confluent_properties(), own)
+        self._admin = self._open_client(AdminClient, self._settings.confluent_properties(), own)
         return self._admin
 
     def _error(self, exc: KafkaException, topic: str | None) -> TargetError:
