@@ -497,10 +497,13 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """Return the plans, with a ``problem`` for tables that would overwrite each other's target rows."""
+    """Return the plans, with a ``problem`` for tables that a worker refuses because of another one.
+
+    These are tables that would overwrite each other's target rows, and a table that two topics have.
+    """
     goals, checked = Goals.of(config), []
     for entry in plans:
-        refused = goals.refusal(entry.table) if entry.table is not None else None
+        refused = goals.refusal(entry.table, entry.topic) if entry.table is not None else None
         problem = entry.problem or (refused.message if refused else None)
         checked.append(dataclasses.replace(entry, problem=problem))
     return checked
@@ -646,7 +649,8 @@ def validate(
         typer.Option(
             "--connect",
             help="Also check the broker, the registry, the state store, the target, the dead letter topic, "
-            "and whether the columns of the first debezium-json rows have types.",
+            "whether two tables have one place at the target or one table has two topics, and whether the "
+            "columns of the first debezium-json rows have types.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -709,26 +713,46 @@ def _answers(config: Config) -> Iterator[Answer]:
             yield Answer(part, True, check(config))
         except TidesinkError as error:
             yield Answer(part, False, error_block(error).strip())
-    if config.source.protocol == "debezium-json":
-        yield from _types(config)
-
-
-# Number of topics whose first row is checked.
-_MOST_TOPICS: Final = 20
-
-
-def _types(config: Config) -> Iterator[Answer]:
-    """Check that the column types of each topic's first row are known.
-
-    Yields a failed result for each topic with unknown types, or one successful result for all topics.
-    """
-    from tidesink.cli.record_types import check_first_row
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
     except TidesinkError:
         return  # the check of the broker reports this error
+    yield from _tables(config, topics)
+    if config.source.protocol == "debezium-json":
+        yield from _types(config, topics)
+
+
+# Number of topics whose first records are checked.
+_MOST_TOPICS: Final = 20
+
+
+def _tables(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+    """Check that no worker would refuse a table because of another table or topic.
+
+    Yields a failed result for each refused table, or one successful result for all topics.
+    """
+    from tidesink.cli.topic_tables import doubtful_topics, table_refusals
+
+    looked = doubtful_topics(config, topics, _MOST_TOPICS)
+    try:
+        problems = table_refusals(config, looked)
+    except TidesinkError:
+        return  # the checks of the broker and the registry report this error
+    for error in problems:
+        yield Answer("tables", False, error_block(error).strip())
+    if looked and not problems:
+        yield Answer("tables", True, f"checked the tables of {len(looked)} of {len(topics)} topics")
+
+
+def _types(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+    """Check that the column types of each topic's first row are known.
+
+    Yields a failed result for each topic with unknown types, or one successful result for all topics.
+    """
+    from tidesink.cli.record_types import check_first_row
+
     problems = []
     for topic in topics[:_MOST_TOPICS]:
         try:

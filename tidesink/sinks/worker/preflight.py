@@ -144,12 +144,13 @@ def change_limits(
 
 
 class Goals:
-    """Detects source tables whose routes lead to the same table in the target.
+    """Detects source tables whose routes lead to the same table in the target, and tables in two topics.
 
-    The first source table that claims a location in the target owns it. ``destination``: returns the target
-    table and shard to which the route of a source table leads. ``place``: returns the location of a target
-    table. Two names that the target cannot distinguish, for example because it ignores case, have the same
-    location.
+    The first source table that claims a location in the target owns it, and the first topic with a table
+    owns the table. A worker, ``plan`` and ``validate`` all use this class, so they refuse the same tables.
+    ``destination``: returns the target table and shard to which the route of a source table leads.
+    ``place``: returns the location of a target table. Two names that the target cannot distinguish, for
+    example because it ignores case, have the same location.
     """
 
     def __init__(
@@ -159,18 +160,22 @@ class Goals:
         self._place = place
         self._columns: dict[str, tuple[TableId, str | None]] = {}
         self._owners: dict[tuple[str, Shard | None], TableId] = {}
+        self._topics: dict[TableId, str] = {}
 
     @classmethod
     def of(cls, config: Config) -> Goals:
         """Create the object for the routes and the target of a pipeline."""
         return cls(config.destination, partial(_place_of, config.target))
 
-    def refusal(self, table: TableId) -> ConfigError | None:
+    def refusal(self, table: TableId, topic: str) -> ConfigError | None:
         """Claim the location of a source table in the target. Return an error if this is not possible.
 
-        It is not possible if another source table owns the location and shard, or if the routes of two
-        source tables give the target table different shard columns.
+        It is not possible if another topic has the same table, if another source table owns the location and
+        shard, or if the routes of two source tables give the target table different shard columns.
         """
+        first_topic = self._topics.setdefault(table, topic)
+        if first_topic != topic:
+            return _two_topics(table, first_topic, topic)
         try:
             destination = self._destination(table)
         except ConfigError as error:
@@ -191,6 +196,14 @@ class Goals:
                 table=str(table),
             )
         return None
+
+
+def _two_topics(table: TableId, owner: str, topic: str) -> ConfigError:
+    return ConfigError(
+        f"{table} appears in two topics, {owner} and {topic}, and the order of their records is unknown. "
+        "Limit source.topics to one of the two topics.",
+        table=str(table),
+    )
 
 
 def _one_place(table: TableId, owner: TableId, destination: Destination) -> ConfigError:
