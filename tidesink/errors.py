@@ -41,6 +41,8 @@ anything else).
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
@@ -57,6 +59,18 @@ _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 # Advice for a table whose existing rows cannot be continued. The page has the steps.
 LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-changes.md, "Load a table again")'
+
+# A command in a message, up to the word that stands for the table's name.
+_NAMELESS: Final = re.compile(r"(\btidesink (?:[a-z][a-z-]* ){1,2})TABLE\b")
+
+
+def with_table(text: str, table: object) -> str:
+    """Return a message in which the suggested commands name the table, quoted for a shell.
+
+    Texts that do not know their table have the word ``TABLE`` there: ``tidesink resync TABLE``.
+    """
+    name = shlex.quote(str(table))
+    return _NAMELESS.sub(lambda match: f"{match[1]}{name}", text)
 
 
 class TidesinkError(Exception):

@@ -64,7 +64,7 @@ from tidesink.config.fields import without_secrets
 from tidesink.config.models import carries_ddl, keeps_bad_records
 from tidesink.config.table_checks import unreported_changes
 from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
-from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
@@ -529,7 +529,7 @@ _BEGINS: Final = (
 )
 _BEGUN: Final = (
     "start: {} has no effect, because records of the table are already applied. To read its topic again, use "
-    "`tidesink offsets rewind`"
+    "`tidesink offsets rewind TABLE --to-beginning`"
 )
 _STANDS: Final = "The worker last reported that the table is {}: {}"
 
@@ -547,7 +547,7 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
     settings = config.table_config(entry.table)
     begun = status is not None and status.batch > 0
     if settings.start != "earliest" and begun:
-        remarks.append(_BEGUN.format(said_of(settings.start)))
+        remarks.append(with_table(_BEGUN.format(said_of(settings.start)), entry.table))
     elif settings.start != "earliest":
         loads = "; a snapshot reads the rows from source.database" if settings.snapshot == "initial" else ""
         remarks.append(_BEGINS.format(said_of(settings.start), loads))
@@ -608,9 +608,9 @@ def _show_plans(
                 "when clocks go back"
             )
         for warning in entry.warnings:
-            terminal.echo(f"  warning: {warning}")
+            terminal.echo(f"  warning: {warning}", entry.table)
         if entry.problem:
-            terminal.echo(f"  PROBLEM: {entry.problem}")
+            terminal.echo(f"  PROBLEM: {entry.problem}", entry.table)
         typer.echo("")
 
 

@@ -29,8 +29,8 @@ TablesOf = Callable[[str], Sequence["TableId"]]
 def doubtful_topics(config: Config, topics: Sequence[str], most: int) -> list[str]:
     """Return up to ``most`` topics, sorted. Topics whose names suggest the same table are preferred."""
     named = {topic: config.table_of_topic(topic) for topic in topics}
-    shared = Counter(table for table in named.values() if table is not None)
-    preferred = sorted(topics, key=lambda topic: (shared[named[topic]] < 2, topic))
+    shared = Counter(named.values())
+    preferred = sorted(topics, key=lambda topic: (named[topic] is None or shared[named[topic]] < 2, topic))
     return sorted(preferred[:most])
 
 

@@ -433,13 +433,13 @@ def default_value(column: TargetColumn, shape: TargetSchema) -> TargetValue:
     if text == UNKNOWN_DEFAULT:
         raise ValueOutOfRangeError(
             "No event reports the values that the database wrote into existing rows. They are NULL "
-            "at the target until a resync loads them (tidesink resync)."
+            "at the target until a resync loads them (`tidesink resync TABLE`)."
         )
     if text.upper().startswith(CURRENT_TIME):
         raise ValueOutOfRangeError(
             "The database wrote the time of the DDL statement into existing rows, and the topic does "
             "not report this time. The values are NULL at the target until a resync loads them "
-            "(tidesink resync)."
+            "(`tidesink resync TABLE`)."
         )
     if reader == "bit":
         # TiDB stores the default of a BIT column as bytes, one character each.

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _UNREADABLE: Final = (
     "The resync cannot continue: a row of the source has a value that the target cannot store, so the row's "
     "key cannot be compared. Change the row at the source, or leave the column out (except_column_list). To "
-    "end the resync, run `tidesink snapshot cancel`."
+    "end the resync, run `tidesink snapshot cancel TABLE`."
 )
 
 

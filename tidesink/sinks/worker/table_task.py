@@ -22,6 +22,7 @@ from tidesink.errors import (
     TidesinkError,
     ValueOutOfRangeError,
     error_text,
+    with_table,
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
@@ -927,6 +928,7 @@ class TableTask:
         if passes:
             self.cooldown.start()
         text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
+        text = with_table(text, self.table)
         if isinstance(exc, AccountingError):
             text = f"{text} {self._pauses.break_law(exc, self._counters.rank)}"
         again = passes and not self._context.ends
@@ -1023,4 +1025,5 @@ class TableTask:
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         ddl = self._ddl.warnings(self._hold)
         began = self._start.warnings()
-        return tuple(dict.fromkeys((*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)))
+        warnings = (*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)
+        return tuple(dict.fromkeys(with_table(warning, self.table) for warning in warnings))
