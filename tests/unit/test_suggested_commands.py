@@ -14,10 +14,20 @@ import typer
 
 from tests.cli.samples import run
 from tidesink.cli import terminal
-from tidesink.cli.dead_letters import confirmed, drop_command, replay_lines
+from tidesink.cli.dead_letters import confirmed, drop_command, replay_lines, type_change_lines
 from tidesink.cli.main import app
 from tidesink.cli.terminal import chosen_config, complete, config_path, error_block, guarded
-from tidesink.errors import ConfigError, SourceError, with_table
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    FramingError,
+    SchemaMismatchError,
+    SourceError,
+    ValueOutOfRangeError,
+    bad_reason,
+    type_change_way,
+    with_table,
+)
 from tidesink.events import TableId
 
 SOURCE = Path(terminal.__file__).parents[1]
@@ -127,6 +137,32 @@ def test_a_drop_that_nobody_confirms_names_itself_with_yes(
     with pytest.raises(ConfigError, match=r"^1 dead letter in .* Add --yes to drop") as caught:
         confirmed(1, "topic x", drop_command(table, place, options))
     assert error_block(caught.value).endswith(f"  next:  {command}\n")
+
+
+def test_a_bad_record_of_a_type_change_has_the_way_out() -> None:
+    """Whatever protocol it came in: its error has the column, and so has the letter's reason."""
+    error = ValueOutOfRangeError("True is not a valid date.", column="born", table="shop.t")
+    (line,) = type_change_lines("shop.t", "0@7", type(error).__name__, bad_reason(error))
+    assert "add born to except_column_list (values that the target already has stay there" in line
+    assert "stop the worker, run `tidesink dlq replay shop.t 0@7`" in line
+    assert 'docs/schema-changes.md, "A type that cannot be followed"' in line
+    page = (SOURCE.parent / "docs" / "schema-changes.md").read_text()
+    assert "\n## A type that cannot be followed\n" in page
+    assert "\n### Records that a type change made bad\n" in page
+    odd = SchemaMismatchError("True is not a valid date.", column='it\'s "odd"')
+    assert 'add it\'s "odd" to' in type_change_way("SchemaMismatchError", bad_reason(odd), "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueOutOfRangeError("The key has no value."),
+        FramingError("The value is empty.", column="born"),
+        SchemaMismatchError("The value is not a JSON object."),
+    ],
+)
+def test_a_bad_record_without_a_wrong_value_has_no_way_of_a_type_change(error: DecodeError) -> None:
+    assert type_change_way(type(error).__name__, bad_reason(error), "restart") == ""
 
 
 def test_one_letter_and_several_have_their_own_words() -> None:

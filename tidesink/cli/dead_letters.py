@@ -39,7 +39,15 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.errors import ConfigError, NotKeptError, RegistryError, StateStoreError, TidesinkError, nearest
+from tidesink.errors import (
+    ConfigError,
+    NotKeptError,
+    RegistryError,
+    StateStoreError,
+    TidesinkError,
+    nearest,
+    type_change_way,
+)
 from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
@@ -137,6 +145,21 @@ def show(
     decodes = all(event.get("type") != "error" for event in decoded)
     for line in remedy_lines(row["table"], place, decodes=decodes):
         terminal.echo(line)
+    for line in type_change_lines(row["table"], place, row["error"], row["reason"]):
+        terminal.echo(line)
+
+
+def type_change_lines(table: str, place: str, error: str, reason: str) -> Iterator[str]:
+    """Yield a text line with the steps for a dead letter whose column may have another type at the source.
+
+    ``error``, ``reason``: those of the letter.
+    """
+    replay = f"`tidesink dlq replay {shlex.quote(table)} {shlex.quote(place)}`"
+    way = type_change_way(
+        error, reason, f"stop the worker, run {replay}, and start the worker again (`tidesink run`)"
+    )
+    if way:
+        yield f"      {way}"
 
 
 def remedy_lines(table: str, place: str, *, decodes: bool) -> Iterator[str]:

@@ -32,6 +32,7 @@ from zoneinfo import ZoneInfo
 
 from tidesink.errors import (
     LOAD_AGAIN,
+    VALUES_STAY,
     ConfigError,
     SchemaMismatchError,
     SchemaRefusedError,
@@ -460,7 +461,10 @@ def ways_out(name: str, *, key: bool = False) -> str:
     again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
         return f"The column is part of the key and cannot be left out: {again}"
-    return f"To continue without this column, add {name} to except_column_list. To use its new type, {again}"
+    return (
+        f"To continue without this column, add {name} to except_column_list: {VALUES_STAY}. To use its new "
+        f"type, {again}"
+    )
 
 
 def _as_it_was(shape: TargetSchema, column: TargetColumn, earlier: Column | None) -> TargetColumn:

@@ -22,6 +22,7 @@ from tidesink.errors import (
     TidesinkError,
     ValueOutOfRangeError,
     error_text,
+    type_change_way,
     with_table,
 )
 from tidesink.events import TableId
@@ -68,6 +69,7 @@ from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
+_RESTART: Final = "restart the worker (`tidesink run`)"
 _TAKEN: Final = (
     "Another worker has taken over this table, as its status shows. Run only one worker for each table."
 )
@@ -907,7 +909,8 @@ class TableTask:
             self._pauses.wait_for(outcome.pending)
             self._change("PAUSED", self._pauses.reason)
         elif outcome.bad is not None:
-            self._change("PAUSED", str(outcome.bad))
+            way = type_change_way(outcome.bad.error, outcome.bad.reason, _RESTART)
+            self._change("PAUSED", f"{outcome.bad} {way}".rstrip())
         else:
             self._change("RUNNING", None)
         self._context.failpoints.reach("reported")
