@@ -840,19 +840,35 @@ def _dead_letters(config: Config) -> str:
 
 
 def _target(config: Config) -> str:
+    return target_answer(config, _known_tables(config))
+
+
+def target_answer(config: Config, tables: Collection[TableId]) -> str:
+    """Connect to the target, and return what it answers.
+
+    ``tables``: the source tables that the pipeline is known to write.
+
+    Raises:
+        ConfigError: the target cannot be used, or its user lacks privileges for the tables. The message has
+            the statements that grant them.
+    """
     from tidesink.sinks.targets import target_module
 
     module = target_module(config.target)
     answer = module.try_target(config.target)
-    tables = _known_tables(config)
     missing = module.PREFLIGHT.missing_grants(config, tables)
+    if missing is None:
+        return answer
     if missing:
         raise ConfigError(
-            f"{answer}, but the target's user lacks privileges. As an administrator of the target, run:\n"
+            "The target answers, but its user lacks privileges. As an administrator of the target, run:\n"
             + "".join(f"    {statement};\n" for statement in missing)
             + (f"  {_OWNS}" if any("OWNER TO" in grant for grant in missing) else "")
         )
-    return answer
+    if not tables:
+        return f"{answer}. No table is known yet, so no privileges on schemas and tables were checked"
+    known = "1 known table" if len(tables) == 1 else f"{len(tables)} known tables"
+    return f"{answer}. Checked the user's privileges for {known}: none is missing"
 
 
 _OWNS: Final = (
