@@ -40,7 +40,10 @@ anything else).
 
 from __future__ import annotations
 
+import ast
 import difflib
+import re
+import shlex
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
@@ -57,6 +60,21 @@ _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 # Advice for a table whose existing rows cannot be continued. The page has the steps.
 LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-changes.md, "Load a table again")'
+
+# What happens to the values of a column that is left out from now on.
+VALUES_STAY: Final = "values that the target already has stay there, and later changes do not update them"
+
+# A command in a message, up to the word that stands for the table's name.
+_NAMELESS: Final = re.compile(r"(\btidesink (?:[a-z][a-z-]* ){1,2})TABLE\b")
+
+
+def with_table(text: str, table: object) -> str:
+    """Return a message in which the suggested commands name the table, quoted for a shell.
+
+    Texts that do not know their table have the word ``TABLE`` there: ``tidesink resync TABLE``.
+    """
+    name = shlex.quote(str(table))
+    return _NAMELESS.sub(lambda match: f"{match[1]}{name}", text)
 
 
 class TidesinkError(Exception):
@@ -113,6 +131,34 @@ def error_text(error: BaseException) -> str:
 
 def _restore(cls: type[TidesinkError], message: str, context: dict[str, ContextValue]) -> TidesinkError:
     return cls(message, **context)
+
+
+# The errors of values that do not have their column's type.
+_OF_A_TYPE: Final = frozenset({"SchemaMismatchError", "ValueOutOfRangeError"})
+_OF_A_COLUMN: Final = re.compile(r"column ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"): ")
+_TYPE_CHANGED: Final = (
+    "If the type of column {0} changed at the source: correct it in the table's definition, or add {0} to "
+    'except_column_list ({1}). Then {2}. docs/schema-changes.md, "A type that cannot be followed", has all '
+    "ways."
+)
+
+
+def bad_reason(error: TidesinkError) -> str:
+    """Returns the reason why a record is bad, which begins with the column whose value is wrong, if any."""
+    column = error.context.get("column")
+    return error.message if column is None else f"column {column!r}: {error.message}"
+
+
+def type_change_way(error: str, reason: str, then: str) -> str:
+    """Returns what to do about a bad record if a column changed its type; empty if no value is the cause.
+
+    ``error``: name of the record's error class. ``reason``: from ``bad_reason``. ``then``: what to do once
+    the config is corrected.
+    """
+    match = _OF_A_COLUMN.match(reason)
+    if error not in _OF_A_TYPE or match is None:
+        return ""
+    return _TYPE_CHANGED.format(ast.literal_eval(match[1]), VALUES_STAY, then)
 
 
 class ConfigError(TidesinkError):

@@ -215,6 +215,29 @@ def test_a_plan_says_what_the_target_cannot_do_and_does_not_ask_it(stack: Stack,
     assert "PROBLEM: The name" in refused.stdout
 
 
+@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
+def test_a_table_in_two_topics_is_one_problem_for_plan_and_validate(
+    stack: Stack, tmp_path: Path, protocol: str
+) -> None:
+    other = stack._replace(prefix=f"{stack.prefix}2")
+    for topics in (stack, other):
+        write(topics, protocol)
+    file = Path(config_file(tmp_path, stack, protocol))
+    document = yaml.safe_load(file.read_text())
+    document["source"]["topics"] = [f"{topics.prefix}.{{schema}}_{{table}}" for topics in (stack, other)]
+    file.write_text(yaml.safe_dump(document))
+    planned = run("plan", str(file), "-o", "json")
+    assert planned.exit_code == 2
+    first, second = (entry["problem"] for entry in json.loads(planned.stdout)["tables"])
+    assert first is None
+    assert f"appears in two topics, {stack.topic} and {other.topic}" in second
+    valid = run("validate", str(file), "--connect", "-o", "json")
+    assert valid.exit_code == 1
+    (refused,) = (answer for answer in json.loads(valid.stdout)["connections"] if not answer["ok"])
+    assert refused["part"] == "tables"
+    assert second in refused["detail"]
+
+
 def test_a_topic_that_is_not_there(stack: Stack) -> None:
     options = ("--protocol", "canal-json", "--brokers", stack.brokers)
     result = run("decode", *options, "--topic", f"{stack.prefix}none")

@@ -15,6 +15,7 @@ from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.contracts.targets_bed import shape
 from tests.postgres import WITH_PASSWORD
 from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.cli.plan import target_answer
 from tidesink.errors import ConfigError, TargetError, TransientTargetError
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
@@ -57,7 +58,9 @@ class Server:
     def missing(self) -> tuple[str, ...]:
         """What ``validate --connect`` says is missing."""
         config = self.config()
-        return target_module(config.target).PREFLIGHT.missing_grants(config, [SHAPE.table])
+        missing = target_module(config.target).PREFLIGHT.missing_grants(config, [SHAPE.table])
+        assert missing is not None
+        return missing
 
 
 @pytest.fixture(params=["postgres", "mysql"])
@@ -105,6 +108,41 @@ def test_missing_rights_are_named_with_the_statements_that_grant_them(server: Se
         server.run(statement)
     assert server.missing() == ()
     server.claim()
+
+
+def test_validate_says_of_rights_one_thing_at_a_time(server: Server) -> None:
+    """Neither that schemas must exist beside statements for a schema that does, nor that all is well."""
+    config, tables = server.config(), [SHAPE.table]
+    with pytest.raises(ConfigError, match=r"^The target answers, but its user lacks privileges\.") as lacking:
+        target_answer(config, tables)
+    missing = server.missing()
+    assert [line.strip(" ;") for line in lacking.value.message.splitlines()[1:]][: len(missing)] == [*missing]
+    assert "must exist" not in lacking.value.message
+    assert "create schemas" not in lacking.value.message
+    assert "No table is known yet" in target_answer(config, ())
+    for statement in missing:
+        server.run(statement)
+    answer = target_answer(config, tables)
+    assert answer.endswith(". Checked the user's privileges for 1 known table: none is missing")
+    if server.dialect.database == "postgres":
+        assert "the user may not create schemas." in answer
+        server.run(f"ALTER ROLE {USER} SET default_transaction_read_only TO on")
+        with pytest.raises(ConfigError, match=r"accepts no writes.*target\.url to the primary"):
+            target_answer(config, tables)
+
+
+def test_a_reader_is_told_what_a_writer_needs(server: Server) -> None:
+    """A role that may only read: the statements are of the rights that it lacks, and of no other."""
+    if server.dialect.database != "postgres":
+        pytest.skip("the rights of MySQL are those of a database")
+    server.run(f'GRANT USAGE ON SCHEMA "shop" TO {USER}')
+    server.run(f'GRANT SELECT ON ALL TABLES IN SCHEMA "shop" TO {USER}')
+    assert server.missing()[:2] == (
+        f'GRANT CREATE ON SCHEMA "shop" TO {USER}',
+        f'GRANT INSERT, UPDATE, DELETE ON "shop"."_tidesink_ledger" TO {USER}',
+    )
+    with pytest.raises(ConfigError, match='GRANT CREATE ON SCHEMA "shop"'):
+        target_answer(server.config(), [SHAPE.table])
 
 
 def test_each_way_not_to_be_let_in_has_its_own_words(server: Server) -> None:

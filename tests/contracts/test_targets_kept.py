@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
 from tests.full import needs, quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
@@ -34,6 +34,14 @@ def test_what_is_left_out_stays_as_stored(bed: Bed, table: TargetTable) -> None:
     result = table.apply(batch, progress(1, 2))
     assert (result.inserted, result.updated) == (0, 2)
     assert bed.rows() == [row(1, "long", 10), row(2, None, 20)]
+
+
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+def test_a_column_that_is_left_out_later_keeps_its_earlier_values(bed: Bed, table: TargetTable) -> None:
+    """As docs/schema-changes.md has it of ``except_column_list``."""
+    narrow = shape(ID, AMOUNT)
+    table.apply(bed.batch(narrow, [{"id": 1, "amount": 10}, {"id": 3, "amount": 30}]), progress(1, 2))
+    assert bed.rows() == [row(1, "long", 10), row(2, None, 2), row(3, None, 30)]
 
 
 def test_one_row_may_leave_out_what_another_has(bed: Bed, table: TargetTable) -> None:

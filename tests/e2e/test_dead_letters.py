@@ -90,7 +90,7 @@ def _check_letters(config: Path, topic: str) -> None:
     for refused in (["shop.kept"], [], ["shop.kept", "--all"], ["shop.kept", "0@2", "--error", "x", "--yes"]):
         asked(config, "dlq", "drop", *refused, code=2)
     assert answered(config, "dlq", "drop", "shop.kept", "--below", "2", "--yes")["dropped"] == 0
-    assert "1 dead letters dropped" in asked(config, "dlq", "drop", "shop.kept", "0@2", "--yes")
+    assert "1 dead letter dropped" in asked(config, "dlq", "drop", "shop.kept", "0@2", "--yes")
     assert answered(config, "dlq", "list")["dead_letters"] == []
 
 

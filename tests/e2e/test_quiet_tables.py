@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -297,7 +298,8 @@ def test_a_topic_that_lost_its_beginning_before_it_was_seen(
             (error,) = _drain(config).values()
             assert error is not None
             assert "partition 0 at 5" in error
-            assert f"`tidesink resync {table.name}`, then `tidesink resume {table.name}`" in error
+            name = shlex.quote(str(table.name))
+            assert f"`tidesink resync {name}`, then `tidesink resume {name}`" in error
         assert not _is_copied(place, table)
         ask_snapshot(config, table, lambda asked: asked.start(time.time(), deletes=True))
         assert _drain(config) == {table.name: None}

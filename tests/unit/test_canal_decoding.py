@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from tests.spark.decoded import decode_here
+from tests.unit.canal_rows import sent
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChange, RowDdl
@@ -15,6 +17,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.target_schema import TargetColumn
@@ -181,3 +184,25 @@ def test_ddl_from_before_a_start_tells_columns_and_changes_no_row() -> None:
     decoding.prepare(_found_at(2), {0: 5, 1: 9})
     assert decoding.row_ddl() == (rows[1],)
     assert _column(decoding, "n").spark == "bigint"
+
+
+@pytest.mark.parametrize(("sent_as", "label"), [("1", "a"), ("2", "b"), ("0", ""), ("3", None)])
+def test_a_number_that_the_definitions_enum_lacks_is_refused_by_name(sent_as: str, label: str | None) -> None:
+    """canal-json has no label of it, so there is nothing that could be stored."""
+    definitions = TableDefinitions()
+    definitions.declare(CREATE, T.schema)
+    schema = definitions.get(T)
+    assert schema is not None
+    row = sent(
+        mysqlType={"id": "int", "e": "enum", "n": "int", "d": "date"},
+        sqlType={"id": 4, "e": 4, "n": 4, "d": 91},
+        data=[{"id": "1", "e": sent_as, "n": None, "d": None}],
+    )
+    (found,) = decode_here(canal_json_plan(schema), [row])
+    if label is None:
+        assert found.error == "ValueOutOfRangeError"
+        assert found.reason is not None
+        assert found.reason.startswith("column 'e': '3' is not a valid enum('a','b')")
+    else:
+        assert found.after is not None
+        assert found.after["e"] == label

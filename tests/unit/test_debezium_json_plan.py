@@ -18,9 +18,11 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
+from tidesink.config.models import Definition
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.schema_source import declared_table
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_json import (
@@ -37,7 +39,7 @@ from tidesink.typemap.projection import Projection, project
 Json = dict[str, Any]
 _TABLE: Final = TableId("shop", "t")
 _SOURCE: Final = {"connector": "mysql", "db": "shop", "table": "t"}
-_TYPES: Final = {"id": "int64", "n": "string", "N": "string", "new": "string", "wide": "int32"}
+_TYPES: Final = {"id": "int64", "n": "string", "N": "string", "new": "string", "s": "string", "wide": "int32"}
 
 
 def _plain(row: Json | None, key: Json | None = None, **envelope: Any) -> Message:
@@ -430,3 +432,21 @@ def test_one_of_two_columns_that_differ_in_case_is_left_out_or_renamed() -> None
         (row,) = _rows(target, *rows)
         assert {name: row["after"][name] for name in expected} == expected
         assert len(row["after"]) == len(expected) + 1
+
+
+@pytest.mark.parametrize("members", ["'new','paid'", "'new','paid','returned'"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_label_that_the_definitions_enum_lacks_is_stored_as_the_source_sent_it(
+    members: str, typed: bool
+) -> None:
+    """It is a text of the source's, in a column of text: a list that is behind changes no value of it."""
+    sql = f"create table t (id bigint primary key, s enum({members}))"
+    kind = {"name": "io.debezium.data.Enum", "parameters": {"allowed": "new,paid,returned"}}
+    images = [{"id": 1, "s": "paid"}, {"id": 2, "s": "returned"}, {"id": 3, "s": ""}]
+    rows = [_typed(row, s=kind) if typed else _plain(row, {"id": row["id"]}) for row in images]
+    definition = declared_table(Definition(sql=sql), _TABLE)
+    writers = _learnt(_writers(rows[0]), *rows, definition=definition)
+    plan = debezium_json_plan(_TABLE, writers=writers, definition=definition)
+    assert plan.shape.by_name["s"].spark == "string"
+    found = _rows(plan, *rows)
+    assert [(row["_kind"], row["after"]) for row in found] == [("upsert", image) for image in images]

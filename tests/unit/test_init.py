@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.samples import run
 from tests.unit.config_samples import CANAL_JSON, changed, wrong
@@ -16,6 +17,7 @@ from tidesink.codecs import CODECS
 from tidesink.config import load_config
 from tidesink.config.targets import IcebergSettings, SqlSettings
 from tidesink.dev.stack import Broker, Registry, start_of
+from tidesink.schema_registry.naming import TopicRule
 
 TYPES = [one.value for one in TargetType]
 
@@ -112,7 +114,7 @@ def test_a_list_of_topics_is_offered_where_it_is_taken(tmp_path: Path) -> None:
     ("names", "rules"),
     [
         (["inv.shop.orders", "inv.shop.customers", "__consumer_offsets"], ("inv.{schema}.{table}",)),
-        (["a.b.shop.orders", "c.shop.orders"], ("a.b.{schema}.{table}", "c.{schema}.{table}")),
+        (["a.b.shop.orders", "c.shop.customers"], ("a.b.{schema}.{table}", "c.{schema}.{table}")),
         (["inv", "schema-changes.inventory"], ("server1.{schema}.{table}",)),
     ],
 )
@@ -122,6 +124,28 @@ def test_the_rule_follows_from_the_topics_that_are_there(names: list[str], rules
     assert found.rules == rules
     assert "__consumer_offsets" not in found.comment
     assert names[0] in found.comment
+
+
+@pytest.mark.parametrize(
+    ("names", "rules", "shared"),
+    [
+        (
+            ["a.shop.t", "b.shop.t", "b.shop.u", "c.x.y"],
+            ("b.{schema}.{table}", "c.{schema}.{table}"),
+            "a.shop.t",
+        ),
+        (["a.shop.t", "a.b.shop.t"], ("a.shop.t",), "a.b.shop.t"),
+        (["a.shop.t", "a.shop.u", "a.b.shop.t"], ("a.shop.t", "a.shop.u"), "a.b.shop.t"),
+    ],
+)
+def test_no_new_config_reads_a_table_twice(names: list[str], rules: tuple[str, ...], shared: str) -> None:
+    found = topics_of(names, "debezium-json")
+    assert found is not None
+    assert found.rules == rules
+    assert shared not in {name for rule in rules for name in names if TopicRule.parse(rule).matches(name)}
+    assert f"and {shared} are topics of the same table" in found.notes[0]
+    assert f"and {shared} are topics of the same table" in found.comment
+    assert yaml.safe_load(f"{found.comment}  topics: {[*rules]}") == {"topics": [*rules]}
 
 
 def test_no_topics_give_no_rule() -> None:

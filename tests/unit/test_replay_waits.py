@@ -106,7 +106,7 @@ def test_a_replay_is_as_lenient_as_the_worker_while_a_snapshot_is_under_way(
 @pytest.mark.parametrize(("decoding", "kind"), [(_Renamed(), "rename"), (_Truncated(), "truncate")])
 def test_a_change_that_waits_is_told_with_the_way_on(decoding: _Renamed, kind: str) -> None:
     with pytest.raises(
-        SchemaRefusedError, match=rf"{kind}.*tidesink ddl approve` or `tidesink ddl reject"
+        SchemaRefusedError, match=rf"{kind}.*tidesink ddl approve TABLE` or `tidesink ddl reject TABLE`"
     ) as caught:
         _replay(decoding)
     assert caught.value.context["table"] == "shop.orders"

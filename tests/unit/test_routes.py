@@ -127,19 +127,19 @@ def test_a_name_that_becomes_nothing_is_refused() -> None:
 def test_two_tables_of_a_run_never_share_a_place() -> None:
     found = right(config({**SHARDS, "shard": "$1"}, {"match": r"(\w+)_x\.(\w+)", "to": "$1.$2"}))
     goals = Goals(found.destination)
-    assert goals.refusal(TableId("shop_1", "t")) is None
-    assert goals.refusal(TableId("shop_2", "t")) is None
-    assert goals.refusal(TableId("shop_1", "t")) is None
-    unrouted = goals.refusal(TableId("shop", "t"))
+    assert goals.refusal(TableId("shop_1", "t"), "t") is None
+    assert goals.refusal(TableId("shop_2", "t"), "t") is None
+    assert goals.refusal(TableId("shop_1", "t"), "t") is None
+    unrouted = goals.refusal(TableId("shop", "t"), "t")
     assert unrouted is not None
     assert "shard columns: shard and (none)" in unrouted.message
-    assert goals.refusal(TableId("bank_x", "t")) is None
-    twice = goals.refusal(TableId("bank", "t"))
+    assert goals.refusal(TableId("bank_x", "t"), "t") is None
+    twice = goals.refusal(TableId("bank", "t"), "t")
     assert twice is not None
     assert "bank_x.t goes to bank.t already" in twice.message
     same = Goals(lambda _: Destination(TableId("a", "b"), Shard("s", "1")))
-    assert same.refusal(TableId("a", "x")) is None
-    assert same.refusal(TableId("a", "y")) is not None
+    assert same.refusal(TableId("a", "x"), "t") is None
+    assert same.refusal(TableId("a", "y"), "t") is not None
 
 
 def test_a_plan_shows_tables_that_would_overwrite_each_other() -> None:
@@ -182,7 +182,7 @@ def test_two_tables_whose_names_the_target_makes_one_are_refused(
         assert f"{tables[0]} goes to " in (second.problem or "")
         assert f"{tables[1]} would go there, too" in (second.problem or "")
     goals = Goals.of(found)
-    assert [goals.refusal(table) is None for table in (*tables, tables[0])] == [True, apart, True]
+    assert [goals.refusal(table, "t") is None for table in (*tables, tables[0])] == [True, apart, True]
 
 
 def test_status_is_told_of_routed_tables_alone() -> None:

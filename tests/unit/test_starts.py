@@ -241,7 +241,7 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     (warning,) = task.report().warnings
     assert "offset 2 of partition 0 of topic app.shop.t (start: latest). Earlier records" in warning
     assert "Rows that have not changed since then are missing." in warning
-    assert warning.endswith("run `tidesink snapshot start` for the table.")
+    assert warning.endswith("run `tidesink snapshot start shop.t`.")
     # A restart does not move it.
     later = task_of("latest", (*DATES, *FLAGS))
     later.look(_found(3))
@@ -314,6 +314,6 @@ def test_plan_says_where_a_table_begins_and_why_it_rests() -> None:
     begun = TableStatus("shop", T, "PAUSED", batch=3, error="A schema change waits")
     assert warnings("latest", begun) == (
         "start: latest has no effect, because records of the table are already applied. To read its topic "
-        "again, use `tidesink offsets rewind`",
+        "again, use `tidesink offsets rewind shop.t --to-beginning`",
         "The worker last reported that the table is PAUSED: A schema change waits",
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +14,21 @@ import typer
 
 from tests.cli.samples import run
 from tidesink.cli import terminal
+from tidesink.cli.dead_letters import confirmed, drop_command, replay_lines, type_change_lines
 from tidesink.cli.main import app
 from tidesink.cli.terminal import chosen_config, complete, config_path, error_block, guarded
-from tidesink.errors import ConfigError
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    FramingError,
+    SchemaMismatchError,
+    SourceError,
+    ValueOutOfRangeError,
+    bad_reason,
+    type_change_way,
+    with_table,
+)
+from tidesink.events import TableId
 
 SOURCE = Path(terminal.__file__).parents[1]
 
@@ -103,11 +118,144 @@ def test_a_config_in_place_of_a_table_is_answered_with_the_command_that_was_mean
     assert f"next:  tidesink {meant.replace('{}', repr(str(file)))}\n" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("table", "place", "options", "command"),
+    [
+        ("shop.t", "0@7", {}, "tidesink dlq drop shop.t 0@7 --yes"),
+        ("shop.t", None, {"--below": 7, "--error": None}, "tidesink dlq drop shop.t --below 7 --yes"),
+        (None, None, {"--topic-id": "a b"}, "tidesink dlq drop --all --topic-id 'a b' --yes"),
+    ],
+)
+def test_a_drop_that_nobody_confirms_names_itself_with_yes(
+    monkeypatch: pytest.MonkeyPatch,
+    table: str | None,
+    place: str | None,
+    options: dict[str, Any],
+    command: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(ConfigError, match=r"^1 dead letter in .* Add --yes to drop") as caught:
+        confirmed(1, "topic x", drop_command(table, place, options))
+    assert error_block(caught.value).endswith(f"  next:  {command}\n")
+
+
+def test_a_bad_record_of_a_type_change_has_the_way_out() -> None:
+    """Whatever protocol it came in: its error has the column, and so has the letter's reason."""
+    error = ValueOutOfRangeError("True is not a valid date.", column="born", table="shop.t")
+    (line,) = type_change_lines("shop.t", "0@7", type(error).__name__, bad_reason(error))
+    assert "add born to except_column_list (values that the target already has stay there" in line
+    assert "stop the worker, run `tidesink dlq replay shop.t 0@7`" in line
+    assert 'docs/schema-changes.md, "A type that cannot be followed"' in line
+    page = (SOURCE.parent / "docs" / "schema-changes.md").read_text()
+    assert "\n## A type that cannot be followed\n" in page
+    assert "\n### Records that a type change made bad\n" in page
+    odd = SchemaMismatchError("True is not a valid date.", column='it\'s "odd"')
+    assert 'add it\'s "odd" to' in type_change_way("SchemaMismatchError", bad_reason(odd), "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueOutOfRangeError("The key has no value."),
+        FramingError("The value is empty.", column="born"),
+        SchemaMismatchError("The value is not a JSON object."),
+    ],
+)
+def test_a_bad_record_without_a_wrong_value_has_no_way_of_a_type_change(error: DecodeError) -> None:
+    assert type_change_way(type(error).__name__, bad_reason(error), "restart") == ""
+
+
+def test_one_letter_and_several_have_their_own_words() -> None:
+    counts = dict.fromkeys(("settled", "still_bad", "waiting", "expired", "former", "unsure", "later"), 0)
+    lines = [*replay_lines({**counts, "settled": 1, "still_bad": 1, "later": 2})]
+    assert lines[0].startswith("1 letter was removed without being applied: ")
+    assert lines[1] == "1 letter stays: decoding still fails. `tidesink dlq show TABLE` shows the reason"
+    assert lines[2].startswith("2 letters stay: ")
+
+
 def test_a_table_may_be_named_like_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.yaml").write_text("pipeline: shop\n")
     result = run("resume", "shop.yaml", "-c", "other.yaml")
     assert "the command expects names" not in result.stderr
+
+
+# A command in a text, and the word after it. In a text that is filled in later, braces stand for the value.
+_NEXT_WORD: Final = re.compile(r"\btidesink ((?:[a-z][a-z-]*)(?: [a-z][a-z-]*)?)(.*)", re.DOTALL)
+
+
+def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each text of a module with its line, except docstrings. Braces stand for values."""
+    for below in ast.iter_child_nodes(node):
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            continue
+        if isinstance(below, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in below.values)
+            yield below.lineno, "".join(map(str, parts))
+        elif isinstance(below, ast.Constant) and isinstance(below.value, str):
+            yield below.lineno, below.value
+        else:
+            yield from _texts(below)
+
+
+def _nameless(text: str, commands: frozenset[str]) -> Iterator[str]:
+    for start in re.finditer(r"\btidesink ", text):
+        match = _NEXT_WORD.match(text, start.start())
+        words = match[1].split() if match else []
+        for name in (" ".join(words), *words[:1]):
+            if match and name in commands:
+                after = text[start.end() + len(name) :]
+                if not re.match(r"(?:\{| [A-Z{]{1,}| --)", after):
+                    yield name
+                break
+
+
+def test_a_suggested_command_that_needs_a_table_names_one() -> None:
+    """A table that is not known yet is TABLE, which is filled in once it is."""
+    needing = {
+        name
+        for name, command in _commands().items()
+        if any(part.param_type_name == "argument" and part.required for part in command.params)
+    }
+    needing |= {"ddl approve", "ddl reject", "dlq drop"}
+    assert {"snapshot start", "resync", "resume", "dlq show"} <= needing
+    found = [
+        f"{path.relative_to(SOURCE)}:{line}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for line, text in _texts(ast.parse(path.read_text()))
+        for name in _nameless(text, frozenset(needing))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run `tidesink snapshot start`, then", ["snapshot start"]),
+        ("run `tidesink snapshot start TABLE`, then `tidesink resync`", ["resync"]),
+        ("tidesink resync corrects them", ["resync"]),
+        ("run `tidesink resync {}`", []),
+        ("`tidesink diff`", []),
+    ],
+)
+def test_a_command_without_its_table_is_seen(text: str, expected: list[str]) -> None:
+    assert [*_nameless(text, frozenset({"snapshot start", "resync"}))] == expected
+
+
+def test_the_table_of_a_message_is_filled_in() -> None:
+    text = "run `tidesink snapshot start TABLE` or tidesink resync TABLE. A TABLE stays"
+    named = "run `tidesink snapshot start shop.t` or tidesink resync shop.t. A TABLE stays"
+    assert with_table(text, TableId("shop", "t")) == named
+    assert (
+        with_table("`tidesink resume TABLE --accept`", "shop.a$b c")
+        == "`tidesink resume 'shop.a$b c' --accept`"
+    )
+    error = SourceError("The log was cut. Run `tidesink resync TABLE`.", table="shop.t")
+    assert "Run `tidesink resync shop.t`." in error_block(error)
+    assert "Run `tidesink resync --config pg.yaml shop.t`." in complete(
+        error.message, Path("pg.yaml"), table="shop.t"
+    )
+    assert complete(error.message, Path("pg.yaml")).endswith("resync --config pg.yaml TABLE`.")
 
 
 LONE_NAME: Final = re.compile(r"again under another name(?! \(docs/schema-changes\.md)")

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.cli.plan import policy_lines
-from tidesink.cli.table_plans import Sample, TablePlan, Undecodable, _table_named, sample_warning
+from tidesink.cli.table_plans import Sample, TablePlan, Undecodable, _table_named, sample_warning, shown_error
+from tidesink.errors import FramingError, ValueOutOfRangeError
 from tidesink.events import Message, TableId
 
 ORDERS = TableId("shop", "orders")
@@ -30,6 +31,17 @@ def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -
     known = TablePlan(ORDERS, "app", problem="no key")
     assert bad.reported_in(right(changed(CANAL_JSON)), known).problem == "no key"
     assert Undecodable(200).reported_in(right(changed(CANAL_JSON)), plan) == plan
+
+
+def test_a_plan_names_the_way_out_of_a_type_change() -> None:
+    """The same as the worker's state and the letter do."""
+    changed_type = ValueOutOfRangeError("True is not a valid date.", column="born", table="shop.orders")
+    text = shown_error(changed_type)
+    assert "add born to except_column_list" in text
+    assert text.endswith('docs/schema-changes.md, "A type that cannot be followed", has all ways.')
+    stopped = Undecodable(1, [text]).reported_in(right(changed(CANAL_JSON)), TablePlan(ORDERS, "app"))
+    assert text in str(stopped.problem)
+    assert shown_error(FramingError("no JSON")) == "no JSON"
 
 
 _KEPT = {

@@ -67,7 +67,9 @@ def test_postgres_writes_zeros_for_what_the_database_computes() -> None:
     assert {column.backfill for name, column in columns.items() if name != "id"} == {UNKNOWN_DEFAULT}
     defaults, warnings = _filled(columns)
     assert (defaults, len(warnings)) == ({}, len(ZEROS))
-    assert all("NULL at the target until a resync loads them (tidesink resync)" in one for one in warnings)
+    assert all(
+        "NULL at the target until a resync loads them (`tidesink resync TABLE`)" in one for one in warnings
+    )
     assert columns["n"].default == "0"  # as the schema has it
 
 
@@ -127,7 +129,10 @@ def test_the_time_of_the_statement_is_in_no_event(column: str) -> None:
     assert schema is not None
     shape = shape_of(schema)
     defaults, (warning,) = default_texts((shape.by_name["d"],), shape)
-    assert (defaults, "NULL at the target until a resync loads them (tidesink resync)" in warning) == (
+    assert (
+        defaults,
+        "NULL at the target until a resync loads them (`tidesink resync TABLE`)" in warning,
+    ) == (
         {},
         True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,7 +223,7 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
         return
     for change in changes:
         for line in _lines(change):
-            echo(line)
+            echo(line, change.table)
 
 
 def _lines(entry: TableChange) -> Iterator[str]:
@@ -388,7 +389,7 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
     for entry in decided:
         typer.echo(f"{entry.table}: {change_words(entry.change)}: {entry.state}")
     for table in rests:
-        echo(f"{table}: paused by request. Run `tidesink resume {table}` to continue")
+        echo(f"{table}: paused by request. Run `tidesink resume {shlex.quote(str(table))}` to continue")
     typer.echo(WHERE_IT_ENDS[alive])
 
 

@@ -39,7 +39,15 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.errors import ConfigError, NotKeptError, RegistryError, StateStoreError, TidesinkError, nearest
+from tidesink.errors import (
+    ConfigError,
+    NotKeptError,
+    RegistryError,
+    StateStoreError,
+    TidesinkError,
+    nearest,
+    type_change_way,
+)
 from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
@@ -137,6 +145,21 @@ def show(
     decodes = all(event.get("type") != "error" for event in decoded)
     for line in remedy_lines(row["table"], place, decodes=decodes):
         terminal.echo(line)
+    for line in type_change_lines(row["table"], place, row["error"], row["reason"]):
+        terminal.echo(line)
+
+
+def type_change_lines(table: str, place: str, error: str, reason: str) -> Iterator[str]:
+    """Yield a text line with the steps for a dead letter whose column may have another type at the source.
+
+    ``error``, ``reason``: those of the letter.
+    """
+    replay = f"`tidesink dlq replay {shlex.quote(table)} {shlex.quote(place)}`"
+    way = type_change_way(
+        error, reason, f"stop the worker, run {replay}, and start the worker again (`tidesink run`)"
+    )
+    if way:
+        yield f"      {way}"
 
 
 def remedy_lines(table: str, place: str, *, decodes: bool) -> Iterator[str]:
@@ -241,13 +264,25 @@ def drop(
     if place is not None:
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
     count = sum(group.count for group in groups)
-    dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
+    again = drop_command(table, place, {"--error": error, "--below": below, "--topic-id": topic_id})
+    dropped = letters.remove(chosen) if count and (yes or confirmed(count, letters.place, again)) else 0
     if dropped:
         _note_open(settings, table, lambda: letters.groups(chosen_records(settings.pipeline, table)))
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
     else:
-        typer.echo(f"{dropped} dead letters dropped")
+        typer.echo(f"{_letters(dropped)} dropped")
+
+
+def _letters(count: int) -> str:
+    return "1 dead letter" if count == 1 else f"{count} dead letters"
+
+
+def drop_command(table: str | None, place: str | None, options: Mapping[str, Any]) -> str:
+    """Return the command that drops the letters without a question. ``options``: values by name, or None."""
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    names = ["--all"] if table is None else [table, *([place] if place is not None else [])]
+    return shlex.join(["tidesink", "dlq", "drop", *names, *given, "--yes"])
 
 
 @app.command()
@@ -330,54 +365,66 @@ def _show_replay(report: ReplayReport) -> None:
     names = ("table", "read", "applied", "superseded", "without_row", "still_bad")
     columns = [name.replace("_", " ") for name in names]
     show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
-    if report.settled:
-        typer.echo(f"{report.settled} letters were removed without being applied: {_SETTLED}")
+    for line in replay_lines(shown):
+        terminal.echo(line, report.table)
+
+
+def replay_lines(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield text lines about letters that a replay did not apply. ``counts``: their numbers by outcome."""
+    if settled := counts["settled"]:
+        were = "1 letter was" if settled == 1 else f"{settled} letters were"
+        yield f"{were} removed without being applied: {_SETTLED}"
     for name, meaning in _LEFT:
-        if shown[name]:
-            typer.echo(f"{shown[name]} letters stay: {meaning}")
+        if left := counts[name]:
+            yield f"{'1 letter stays' if left == 1 else f'{left} letters stay'}: {meaning}"
 
 
-_SETTLED: Final = "a resync has read their rows from the source, including these changes"
+_SETTLED: Final = "a resync has read the rows from the source, including these changes"
 _LEFT: Final = (
-    ("still_bad", "they still cannot be decoded. `tidesink dlq show` shows the reason"),
-    ("waiting", "their offsets are after the table's applied offset, so the worker will read them by itself"),
+    ("still_bad", "decoding still fails. `tidesink dlq show TABLE` shows the reason"),
+    ("waiting", "the worker has not applied the table up to their offsets, and will read them by itself"),
     (
         "expired",
-        "Kafka no longer holds all records that were applied after them, so a newer change of the same row "
-        "may have been applied. Compare the row with the source. If it differs, UPDATE the row at the "
-        "source. Then drop the letter",
+        "Kafka no longer holds all records that were applied later, so a newer change of the same row may "
+        "have been applied. Compare the row with the source. If it differs, UPDATE the row at the source. "
+        "Then drop the letter (`tidesink dlq drop TABLE PLACE`)",
     ),
     (
         "former",
-        "their topic was deleted and created again under the same name, so a newer change of the same row "
+        "the topic was deleted and created again under the same name, so a newer change of the same row "
         "may have been applied. Compare the row with the source, and drop the letter "
-        "(tidesink dlq drop TABLE --topic-id ID)",
+        "(`tidesink dlq drop TABLE --topic-id ID`)",
     ),
     (
         "unsure",
-        "a snapshot or resync read their rows from the source, and it is unknown whether those rows include "
-        "the letters' changes. Wait until the snapshot or resync is done. Repair the rows (tidesink resync "
-        "TABLE, or with --key for single rows). Then run the replay again, which removes the letters",
+        "a snapshot or resync read the rows from the source, and it is unknown whether these changes are in "
+        "them. Wait until the snapshot or resync is done. Repair the rows (`tidesink resync TABLE`, or with "
+        "--key for single rows). Then run the replay again, which removes the letters",
     ),
     (
         "later",
-        "their changes were committed after the time of the next cut, which must not contain them. Run the "
-        "worker until it has published that cut, and run the replay again",
+        "the source committed these changes after the time of the next cut, which must not contain them. Run "
+        "the worker until it has published that cut, and run the replay again",
     ),
 )
 
 
-def _confirmed(count: int, location: str) -> bool:
+def confirmed(count: int, location: str, command: str) -> bool:
     """Ask the user on stderr whether the letters may be dropped. Stdout is only for the result.
+
+    ``command``: the command that drops them without this question.
 
     Raises:
         ConfigError: stdin is not a terminal, so that nobody can answer.
     """
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{count} dead letters in {location} would be dropped for good. Give --yes to drop them."
+        error = ConfigError(
+            f"{_letters(count)} in {location} would be dropped for good, and nobody can be asked here. Add "
+            "--yes to drop."
         )
-    return typer.confirm(f"Drop {count} dead letters in {location} for good?", err=True)
+        error.next_step = command
+        raise error
+    return typer.confirm(f"Drop {_letters(count)} in {location} for good?", err=True)
 
 
 def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:

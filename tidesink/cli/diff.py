@@ -252,9 +252,9 @@ def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
         show_table(None, columns, rows)
     for diff in tables:
         for line in _lines(diff, side):
-            typer.echo(f"{diff.table}: {line}")
+            terminal.echo(f"{diff.table}: {line}", diff.table)
     if not tables:
-        typer.echo("no worker has read a table yet. `tidesink run` starts a worker")
+        terminal.echo("no worker has read a table yet. `tidesink run` starts a worker")
 
 
 def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _lines(diff: TableDiff, side: Side) -> Iterator[str]:
     if diff.unreadable:
         yield (
             f"{diff.unreadable} rows of the source cannot be compared: a value does not fit the target's "
-            "column. To see which column, run a snapshot of the table (tidesink snapshot start)"
+            "column. To see which column, run a snapshot of the table (`tidesink snapshot start TABLE`)"
         )
     for difference in diff.shown:
         key = ", ".join(f"{name}={value}" for name, value in difference.key.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import yaml
 
 from tidesink.config.targets import S3_SCHEMES, scheme_of, type_of_url
 from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.schema_registry.naming import TopicRule
 
 TARGET_VARIABLE: Final = "TARGET_PASSWORD"
 
@@ -270,22 +272,67 @@ def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
     comment = f"  # The brokers have: {', '.join(own[:_LISTED])}{', …' if own[_LISTED:] else ''}\n"
     if not protocol.startswith("debezium"):
         return Topics((words_of(protocol).rule,), comment)
-    rules = tuple(dict.fromkeys(_rules(own)))
-    if not rules:
+    topics = _topics_by_prefix(own)
+    if not topics:
         note = (
             "no topic is named PREFIX.SCHEMA.TABLE. Replace server1 in source.topics by the connector's "
             "topic.prefix"
         )
         return Topics((_DEBEZIUM.rule,), comment, (note,))
-    return Topics(rules, comment)
+    prefixes, left_out = _apart(topics)
+    unread = {name for prefix in left_out for name in topics[prefix].values()}
+    rules = tuple(rule for prefix in prefixes for rule in _rules(prefix, topics[prefix], unread))
+    notes = tuple(_LEFT_OUT.format(_rule(prefix), *shared) for prefix, shared in left_out.items())
+    return Topics(rules, comment + "".join(f"  # {note[0].upper()}{note[1:]}.\n" for note in notes), notes)
 
 
-def _rules(topics: Collection[str]) -> Iterator[str]:
-    """Yield the rule ``PREFIX.{schema}.{table}`` for each prefix of topic names with three parts or more."""
+_LEFT_OUT: Final = (
+    "{} is not in source.topics, because {} and {} are topics of the same table. Read them with a second "
+    "config, which writes elsewhere in the target"
+)
+
+
+def _topics_by_prefix(topics: Iterable[str]) -> dict[str, dict[tuple[str, str], str]]:
+    """Return the topics that are named ``PREFIX.SCHEMA.TABLE``, by prefix and table."""
+    found = defaultdict[str, dict[tuple[str, str], str]](dict)
     for name in topics:
         parts = name.split(".")
         if len(parts) > 2 and all(parts):
-            yield ".".join([*parts[:-2], "{schema}", "{table}"])
+            found[".".join(parts[:-2])][parts[-2], parts[-1]] = name
+    return dict(found)
+
+
+def _apart(
+    topics: Mapping[str, Mapping[tuple[str, str], str]],
+) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """Divide prefixes so that no table has topics of two of them: a worker refuses such a table.
+
+    Prefixes with more topics are preferred.
+
+    Returns:
+        The prefixes to read, and by each other prefix an example: a topic that is read, and its own topic
+        of the same table.
+    """
+    read: dict[tuple[str, str], str] = {}
+    prefixes, left_out = [], {}
+    for prefix in sorted(topics, key=lambda prefix: (-len(topics[prefix]), prefix)):
+        shared = sorted(topics[prefix].keys() & read.keys())
+        if shared:
+            left_out[prefix] = read[shared[0]], topics[prefix][shared[0]]
+        else:
+            prefixes.append(prefix)
+            read |= topics[prefix]
+    return sorted(prefixes), left_out
+
+
+def _rule(prefix: str) -> str:
+    return f"{prefix}.{{schema}}.{{table}}"
+
+
+def _rules(prefix: str, topics: Mapping[tuple[str, str], str], unread: Collection[str]) -> Iterable[str]:
+    """Return a prefix's rule; or the names of its topics, if the rule also matches an ``unread`` topic."""
+    rule = TopicRule.parse(_rule(prefix))
+    return topics.values() if any(map(rule.matches, unread)) else (rule.text,)
 
 
 def _answers(broker: str) -> bool:

@@ -64,7 +64,7 @@ from tidesink.config.fields import without_secrets
 from tidesink.config.models import carries_ddl, keeps_bad_records
 from tidesink.config.table_checks import unreported_changes
 from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
-from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
@@ -497,10 +497,13 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """Return the plans, with a ``problem`` for tables that would overwrite each other's target rows."""
+    """Return the plans, with a ``problem`` for tables that a worker refuses because of another one.
+
+    These are tables that would overwrite each other's target rows, and a table that two topics have.
+    """
     goals, checked = Goals.of(config), []
     for entry in plans:
-        refused = goals.refusal(entry.table) if entry.table is not None else None
+        refused = goals.refusal(entry.table, entry.topic) if entry.table is not None else None
         problem = entry.problem or (refused.message if refused else None)
         checked.append(dataclasses.replace(entry, problem=problem))
     return checked
@@ -526,7 +529,7 @@ _BEGINS: Final = (
 )
 _BEGUN: Final = (
     "start: {} has no effect, because records of the table are already applied. To read its topic again, use "
-    "`tidesink offsets rewind`"
+    "`tidesink offsets rewind TABLE --to-beginning`"
 )
 _STANDS: Final = "The worker last reported that the table is {}: {}"
 
@@ -544,7 +547,7 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
     settings = config.table_config(entry.table)
     begun = status is not None and status.batch > 0
     if settings.start != "earliest" and begun:
-        remarks.append(_BEGUN.format(said_of(settings.start)))
+        remarks.append(with_table(_BEGUN.format(said_of(settings.start)), entry.table))
     elif settings.start != "earliest":
         loads = "; a snapshot reads the rows from source.database" if settings.snapshot == "initial" else ""
         remarks.append(_BEGINS.format(said_of(settings.start), loads))
@@ -605,9 +608,9 @@ def _show_plans(
                 "when clocks go back"
             )
         for warning in entry.warnings:
-            terminal.echo(f"  warning: {warning}")
+            terminal.echo(f"  warning: {warning}", entry.table)
         if entry.problem:
-            terminal.echo(f"  PROBLEM: {entry.problem}")
+            terminal.echo(f"  PROBLEM: {entry.problem}", entry.table)
         typer.echo("")
 
 
@@ -646,7 +649,8 @@ def validate(
         typer.Option(
             "--connect",
             help="Also check the broker, the registry, the state store, the target, the dead letter topic, "
-            "and whether the columns of the first debezium-json rows have types.",
+            "whether two tables have one place at the target or one table has two topics, and whether the "
+            "columns of the first debezium-json rows have types.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -709,26 +713,46 @@ def _answers(config: Config) -> Iterator[Answer]:
             yield Answer(part, True, check(config))
         except TidesinkError as error:
             yield Answer(part, False, error_block(error).strip())
-    if config.source.protocol == "debezium-json":
-        yield from _types(config)
-
-
-# Number of topics whose first row is checked.
-_MOST_TOPICS: Final = 20
-
-
-def _types(config: Config) -> Iterator[Answer]:
-    """Check that the column types of each topic's first row are known.
-
-    Yields a failed result for each topic with unknown types, or one successful result for all topics.
-    """
-    from tidesink.cli.record_types import check_first_row
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
     except TidesinkError:
         return  # the check of the broker reports this error
+    yield from _tables(config, topics)
+    if config.source.protocol == "debezium-json":
+        yield from _types(config, topics)
+
+
+# Number of topics whose first records are checked.
+_MOST_TOPICS: Final = 20
+
+
+def _tables(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+    """Check that no worker would refuse a table because of another table or topic.
+
+    Yields a failed result for each refused table, or one successful result for all topics.
+    """
+    from tidesink.cli.topic_tables import doubtful_topics, table_refusals
+
+    looked = doubtful_topics(config, topics, _MOST_TOPICS)
+    try:
+        problems = table_refusals(config, looked)
+    except TidesinkError:
+        return  # the checks of the broker and the registry report this error
+    for error in problems:
+        yield Answer("tables", False, error_block(error).strip())
+    if looked and not problems:
+        yield Answer("tables", True, f"checked the tables of {len(looked)} of {len(topics)} topics")
+
+
+def _types(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+    """Check that the column types of each topic's first row are known.
+
+    Yields a failed result for each topic with unknown types, or one successful result for all topics.
+    """
+    from tidesink.cli.record_types import check_first_row
+
     problems = []
     for topic in topics[:_MOST_TOPICS]:
         try:
@@ -816,19 +840,35 @@ def _dead_letters(config: Config) -> str:
 
 
 def _target(config: Config) -> str:
+    return target_answer(config, _known_tables(config))
+
+
+def target_answer(config: Config, tables: Collection[TableId]) -> str:
+    """Connect to the target, and return what it answers.
+
+    ``tables``: the source tables that the pipeline is known to write.
+
+    Raises:
+        ConfigError: the target cannot be used, or its user lacks privileges for the tables. The message has
+            the statements that grant them.
+    """
     from tidesink.sinks.targets import target_module
 
     module = target_module(config.target)
     answer = module.try_target(config.target)
-    tables = _known_tables(config)
     missing = module.PREFLIGHT.missing_grants(config, tables)
+    if missing is None:
+        return answer
     if missing:
         raise ConfigError(
-            f"{answer}, but the target's user lacks privileges. As an administrator of the target, run:\n"
+            "The target answers, but its user lacks privileges. As an administrator of the target, run:\n"
             + "".join(f"    {statement};\n" for statement in missing)
             + (f"  {_OWNS}" if any("OWNER TO" in grant for grant in missing) else "")
         )
-    return answer
+    if not tables:
+        return f"{answer}. No table is known yet, so no privileges on schemas and tables were checked"
+    known = "1 known table" if len(tables) == 1 else f"{len(tables)} known tables"
+    return f"{answer}. Checked the user's privileges for {known}: none is missing"
 
 
 _OWNS: Final = (

@@ -7,6 +7,7 @@ for each subject and field whether the registry accepts them. ``register`` regis
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -464,10 +465,12 @@ def register(
     is 1.
     """
     if output is OutputFormat.JSON and not yes:
-        raise ConfigError(
+        error = ConfigError(
             "With -o json the command cannot ask for confirmation. Give --yes, or run `tidesink registry "
             "check` first."
         )
+        error.next_step = shlex.join(["tidesink", *sys.argv[1:], "--yes"])
+        raise error
     with opened(place) as session:
         if schema is None:
             made = Request(given, table_definition, database, topic_rule).candidates(session.config)

@@ -252,7 +252,7 @@ def _refuse_unfinished(status: TableStatus) -> None:
     if state not in ("done", "cancelled"):
         raise ConfigError(
             f"A snapshot or resync of {status.table} has not finished ({state}). Wait until it has, or "
-            "cancel it (tidesink snapshot cancel).",
+            "cancel it (`tidesink snapshot cancel TABLE`).",
             table=str(status.table),
         )
 
@@ -274,7 +274,7 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
         return
     raise ConfigError(
         f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
-        "until it is done, or cancel it (tidesink snapshot cancel).",
+        "until it is done, or cancel it (`tidesink snapshot cancel TABLE`).",
         table=str(table),
     )
 
@@ -313,7 +313,8 @@ def status(
         write_json({"pipeline": settings.pipeline, "tables": tables})
     elif not snapshots:
         terminal.echo(
-            "no table has a snapshot. Run `tidesink snapshot start`, or set snapshot: initial in the config"
+            "no table has a snapshot. Run `tidesink snapshot start TABLE`, or set snapshot: initial in the "
+            "config"
         )
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
@@ -430,9 +431,9 @@ def _refuse(config: Config, table: TableId) -> None:
 
 _NO_RESYNC: Final[Mapping[str, str]] = {
     "append": "a table with mode: append also stores rows that the source no longer has. To append the "
-    "source's rows, run `tidesink snapshot start`.",
+    "source's rows, run `tidesink snapshot start TABLE`.",
     "history": "a table with mode: history stores versions of rows, which rows of the source cannot correct. "
-    "To add rows that no change has written, run `tidesink snapshot start`.",
+    "To add rows that no change has written, run `tidesink snapshot start TABLE`.",
 }
 
 

@@ -424,7 +424,7 @@ def show_statuses(statuses: tuple[TableStatus, ...], source: SourceSettings, *, 
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in statuses])
     for entry in statuses:
         for line in _remarks(entry, source, works=works):
-            terminal.echo(f"{entry.table}: {line}")
+            terminal.echo(f"{entry.table}: {line}", entry.table)
 
 
 def letter_lines(statuses: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
@@ -646,9 +646,9 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
         raise ConfigError(
             f"{table} has nothing to accept: its counts add up, and no deletes are missing. "
             + (
-                "Decide its changes with `tidesink ddl approve` or `tidesink ddl reject`."
+                "Decide its changes with `tidesink ddl approve TABLE` or `tidesink ddl reject TABLE`."
                 if changes
-                else "Use `tidesink resume` without --accept."
+                else "Use `tidesink resume TABLE` without --accept."
             ),
             table=str(table),
         )

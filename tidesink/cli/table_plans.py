@@ -39,6 +39,8 @@ from tidesink.errors import (
     SchemaRefusedError,
     SourceError,
     TidesinkError,
+    bad_reason,
+    type_change_way,
 )
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
@@ -540,6 +542,12 @@ class Undecodable:
 _SET_ASIDE: Final = "Fix the cause, or set bad-record: dead-letter to store such records as dead letters."
 
 
+def shown_error(error: DecodeError) -> str:
+    """Return an error as text, with what to do if a column of the record changed its type."""
+    way = type_change_way(type(error).__name__, bad_reason(error), "restart the worker (`tidesink run`)")
+    return f"{error} {way}".rstrip()
+
+
 def _table_named(message: Message) -> TableId | None:
     """Return the table that an undecodable canal-json record names; None if it names no table.
 
@@ -565,7 +573,7 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             try:
                 events = codec.decode(message)
             except DecodeError as error:
-                bad[_table_named(message)].errors.append(str(error))
+                bad[_table_named(message)].errors.append(shown_error(error))
                 continue
             for event in events:
                 if isinstance(event, ChangeEvent) and event.schema is not None:
@@ -634,7 +642,7 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         try:
             events = codec.decode(message)
         except DecodeError as error:
-            bad.errors.append(str(error))
+            bad.errors.append(shown_error(error))
             continue
         for event in events if message.value is not None else ():  # a tombstone has only the key
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:

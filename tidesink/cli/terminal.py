@@ -36,7 +36,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tidesink.config import Config, load_config
-from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError
+from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch import observers
 from tidesink.sinks.batch.observers import (
@@ -179,11 +179,12 @@ def next_step(error: TidesinkError) -> str:
 
 def error_block(error: TidesinkError) -> str:
     """Format an error for people: what happened, where, and what to do next."""
-    lines = [f"{type(error).__name__}: {complete(error.message)}"]
+    table = error.context.get("table")
+    lines = [f"{type(error).__name__}: {complete(error.message, table=table)}"]
     where = error.where()
     if where:
         lines.append(f"  where: {where}")
-    lines.append(f"  next:  {complete(error.next_step) or next_step(error)}")
+    lines.append(f"  next:  {complete(error.next_step, table=table) or next_step(error)}")
     return "\n".join(lines) + "\n"
 
 
@@ -271,11 +272,12 @@ def say(text: str) -> None:
 def _show(error: TidesinkError) -> None:
     if logs_json():
         trace = {"trace": trace_of(error)} if debug() else {}
+        table = error.context.get("table")
         _log.error(
-            complete(error.message),
+            complete(error.message, table=table),
             error=type(error).__name__,
             where=error.where(),
-            next=complete(error.next_step) or next_step(error),
+            next=complete(error.next_step, table=table) or next_step(error),
             **trace,
         )
         return
@@ -352,12 +354,14 @@ _SUGGESTED: Final = re.compile(
 )
 
 
-def complete(text: str, config: Path | None = None) -> str:
-    """Add ``--config FILE`` to the commands that a message suggests, so that they can be pasted.
+def complete(text: str, config: Path | None = None, *, table: object = None) -> str:
+    """Add the table and ``--config FILE`` to the commands in a message, so that they can be pasted.
 
     ``config``: the config file; None for the file chosen in this thread. Nothing is added for the default
-    file.
+    file. ``table``: the table that the message is about, which replaces the word TABLE; None if unknown.
     """
+    if table is not None:
+        text = with_table(text, table)
     path = config or getattr(_chosen, "config", DEFAULT_CONFIG)
     if path == DEFAULT_CONFIG:
         return text
@@ -365,9 +369,9 @@ def complete(text: str, config: Path | None = None) -> str:
     return _SUGGESTED.sub(lambda match: f"{match[0]} --config {option}", text)
 
 
-def echo(text: str) -> None:
-    """Print a line, and add ``--config FILE`` to the commands that it suggests."""
-    typer.echo(complete(text))
+def echo(text: str, table: object = None) -> None:
+    """Print a line, and add the table and ``--config FILE`` to the commands that it suggests."""
+    typer.echo(complete(text, table=table))
 
 
 _NO_CONFIG: Final = "No config was given, and this folder has no tidesink.yaml. Give one with --config FILE."
@@ -495,7 +499,7 @@ class ProgressLines:
         if isinstance(event, StepRetried):
             subject = event.table or "all tables"
             brokers = f" (brokers {self._brokers})" if isinstance(event.error, BrokerUnavailableError) else ""
-            reason = f"{type(event.error).__name__}: {event.error}{brokers}"
+            reason = with_table(f"{type(event.error).__name__}: {event.error}{brokers}", subject)
             return f"{subject}  {reason}; again in {event.pause:.1f} s"
         return self._new_state(event) if isinstance(event, TableChanged) else None
 

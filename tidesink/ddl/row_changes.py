@@ -347,7 +347,7 @@ _IGNORED_ROWS: Final = (
     "stay unchanged in the target"
 )
 # Such a statement is ignored unless the config sets otherwise, so these texts include the remedy.
-_RESYNC: Final = "tidesink resync corrects them"
+_RESYNC: Final = "`tidesink resync TABLE` corrects them"
 _COMPUTED: Final = (
     f"in rows that existed when column {{}} was added, the source has {{}} in this column, and the target "
     f"has NULL: {_RESYNC}"

@@ -32,6 +32,7 @@ from zoneinfo import ZoneInfo
 
 from tidesink.errors import (
     LOAD_AGAIN,
+    VALUES_STAY,
     ConfigError,
     SchemaMismatchError,
     SchemaRefusedError,
@@ -433,13 +434,13 @@ def default_value(column: TargetColumn, shape: TargetSchema) -> TargetValue:
     if text == UNKNOWN_DEFAULT:
         raise ValueOutOfRangeError(
             "No event reports the values that the database wrote into existing rows. They are NULL "
-            "at the target until a resync loads them (tidesink resync)."
+            "at the target until a resync loads them (`tidesink resync TABLE`)."
         )
     if text.upper().startswith(CURRENT_TIME):
         raise ValueOutOfRangeError(
             "The database wrote the time of the DDL statement into existing rows, and the topic does "
             "not report this time. The values are NULL at the target until a resync loads them "
-            "(tidesink resync)."
+            "(`tidesink resync TABLE`)."
         )
     if reader == "bit":
         # TiDB stores the default of a BIT column as bytes, one character each.
@@ -460,7 +461,10 @@ def ways_out(name: str, *, key: bool = False) -> str:
     again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
         return f"The column is part of the key and cannot be left out: {again}"
-    return f"To continue without this column, add {name} to except_column_list. To use its new type, {again}"
+    return (
+        f"To continue without this column, add {name} to except_column_list: {VALUES_STAY}. To use its new "
+        f"type, {again}"
+    )
 
 
 def _as_it_was(shape: TargetSchema, column: TargetColumn, earlier: Column | None) -> TargetColumn:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from tidesink.codecs.debezium.envelope import POSTGRES, TICDC
+from tidesink.errors import VALUES_STAY
 from tidesink.events import Column
 from tidesink.typemap.table import type_words
 
@@ -53,7 +54,7 @@ _GONE: Final = (
     "Columns {}: older records have them, but the newest records do not, so new rows have "
     "NULL in them. They were dropped at the source, or they are generated columns, which "
     "PostgreSQL's connector sends only in its snapshot. Exclude these columns "
-    "(except_column_list, or column.exclude.list at the connector)."
+    f"(except_column_list, or column.exclude.list at the connector): {VALUES_STAY}."
 )
 
 

@@ -35,6 +35,7 @@ from tidesink.errors import (
     UnnamedRowError,
     UnsupportedMessageError,
     ValueOutOfRangeError,
+    bad_reason,
 )
 from tidesink.events import (
     ChangeEvent,
@@ -597,9 +598,7 @@ class _Places:
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
         """Describes a bad record: it cannot be decoded, or its row cannot be applied."""
-        column = error.context.get("column")
-        reason = error.message if column is None else f"column {column!r}: {error.message}"
-        return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
+        return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=bad_reason(error))
 
     def unplanned(self, unplanned_record: Unplanned) -> OtherRecord:
         """Describes a record that the current decode plan cannot decode.

@@ -38,8 +38,8 @@ _VERSIONS: Final = (
     "again"
 )
 _BY_HAND: Final = (
-    "{}. To correct the target, reject the statement and then run tidesink resync. Or change the target's "
-    "rows by hand while the statement waits for a decision, and then reject it"
+    "{}. To correct the target, reject the statement and then run `tidesink resync TABLE`. Or change the "
+    "target's rows by hand while the statement waits for a decision, and then reject it"
 )
 _IGNORED: Final = "if the statement is ignored, {}"
 

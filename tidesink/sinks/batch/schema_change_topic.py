@@ -53,7 +53,7 @@ _UNREAD: Final = "The source's DDL in topic {} could not be read, and will be re
 _EXPIRED: Final = (
     "Records of topic {} were deleted by retention before they were read, or Kafka lost them (unclean leader "
     "election). The source's DDL in these records is not known. Compare the tables with their source "
-    "(tidesink diff), and have Kafka keep all records of the topic (retention.ms=-1)."
+    "(`tidesink diff`), and have Kafka keep all records of the topic (retention.ms=-1)."
 )
 
 # The kind of a statement whose record has no ``tableChanges``.
@@ -62,7 +62,7 @@ _RENAMED: Final = "existing values stay in the column with the old name, and are
 
 _CONVERTED: Final = (
     "values of {} that do not fit the new definition were rounded or cut at the source, but are unchanged in "
-    "the target (run tidesink resync to correct them)"
+    "the target (run `tidesink resync TABLE` to correct them)"
 )
 
 _OLD_COLUMNS: Final = (

@@ -600,7 +600,7 @@ def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[Ma
 
 _LOST: Final = (
     "Kafka lost records of the topic, at the latest from offset {} on. The DDL in these records is lost. "
-    "Compare the table with its source (tidesink diff), and repair it with tidesink resync."
+    "Compare the table with its source (`tidesink diff`), and repair it with `tidesink resync TABLE`."
 )
 
 
@@ -736,7 +736,7 @@ _RENAMED: Final = (
 
 _CONVERTED: Final = (
     "The type of column {} changed from {} to {}. Values that do not fit the new type were rounded or cut at "
-    "the source, but are unchanged in the target. Run tidesink resync to correct them."
+    "the source, but are unchanged in the target. Run `tidesink resync TABLE` to correct them."
 )
 
 

@@ -32,11 +32,11 @@ _APPEND: Final = (
 )
 _CUTS: Final = (
     "With cuts, all tables show the source at the same instant, but a rewound table does not. Remove "
-    "cuts from the config, and add them again once tidesink status reports that the rewind is done."
+    "cuts from the config, and add them again once `tidesink status` reports that the rewind is done."
 )
 _LOADS: Final = (
     "A snapshot of the table is running, and changes that are read again may be older than its rows. "
-    "Rewind the table once the snapshot is finished, or cancel it (tidesink snapshot cancel)."
+    "Rewind the table once the snapshot is finished, or cancel it (`tidesink snapshot cancel TABLE`)."
 )
 _NOTHING: Final = "No record of the table is applied yet, so there is nothing to read again."
 _OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."

@@ -63,13 +63,13 @@ _UNCERTAIN: Final = (
     "A delete was applied by its key ({0}), whose column {1} has a value that Debezium also writes for a "
     "column that Postgres did not send. This is correct if the columns are the primary key or the replica "
     "identity, or if the table has REPLICA IDENTITY FULL. Then confirm the key under tables: keys: [{0}]. "
-    "Otherwise the deleted row still exists: repair the table with tidesink resync, and remove the column "
-    "from message.key.columns."
+    "Otherwise the deleted row still exists: repair the table with `tidesink resync TABLE`, and remove the "
+    "column from message.key.columns."
 )
 _UNSURE_ROW: Final = _UNSURE + (
     "The table in the source database has REPLICA IDENTITY FULL now. If this was set before the row was "
     "deleted, confirm the key under tables: keys: [{0}]. If it was set after the delete, repair the table "
-    "with tidesink resync, and skip this delete."
+    "with `tidesink resync TABLE`, and skip this delete."
 )
 _UNSENT_KEY: Final = (
     "The key of a delete is ({0}), but the table's replica identity in the source database lacks one of "

@@ -697,15 +697,15 @@ class PreflightChecks(ABC):
             ConfigError: the pipeline cannot store this table there.
         """
 
-    def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:  # noqa: ARG002
+    def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...] | None:  # noqa: ARG002
         """Return the SQL statements that grant the target's user its missing privileges for source tables.
 
-        Connects to the target. A target without privileges returns no statements.
+        Connects to the target. A target without privileges returns None.
 
         Raises:
             TidesinkError: the target does not answer.
         """
-        return ()
+        return None
 
 
 class Reserved(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -180,7 +181,7 @@ class _Keys:
         if len(self._keys) > MOST_KEYS or self._characters > MOST_CHARACTERS:
             raise ConfigError(
                 f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or very long keys. Repair the "
-                f"whole table instead: `tidesink resync {self._table}`.",
+                f"whole table instead: `tidesink resync {shlex.quote(str(self._table))}`.",
                 key=OPTION,
             )
 

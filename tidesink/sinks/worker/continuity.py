@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from tidesink.config import TableConfig
-from tidesink.errors import ConfigError, SourceError, StaleProgressError
+from tidesink.errors import ConfigError, SourceError, StaleProgressError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.run import Hold
@@ -212,7 +212,7 @@ def late_start(topic: str, offsets: TopicOffsets) -> tuple[str, ...]:
     return (
         f"The first records of topic {topic} had expired when it was first read ({late}). Rows that have not "
         "changed since then are missing, unless the table was loaded from a snapshot. To load them, run "
-        "`tidesink snapshot start` for the table.",
+        "`tidesink snapshot start TABLE`.",
     )
 
 
@@ -225,7 +225,7 @@ def _check_beginning(offsets: TopicOffsets, settings: TableConfig) -> None:
     late, table = _late(offsets), settings.table
     if not late:
         return
-    way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`."
+    way = with_table("Repair the table: `tidesink resync TABLE`, then `tidesink resume TABLE`.", table)
     if settings.mode != "upsert":
         way = (
             f"A table with mode: {settings.mode} cannot be repaired by a resync. Load it again: remove it at "

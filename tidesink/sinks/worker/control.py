@@ -7,6 +7,7 @@ worker reads this document every few seconds, and applies each table's requests 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -410,9 +411,10 @@ def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressErro
     return StaleProgressError(
         f"{location} is at batch {progress.batch}, but batch {batch} was committed to it, so it was restored "
         "from a backup. You have three options. 1. Restore a backup that has all batches. 2. If the rows are "
-        f"exactly those of batch {progress.batch}, accept it with `tidesink accept-restored {table}` and "
-        "start the worker again. It then reads the later changes again. 3. Remove the table and its "
-        "progress from the target. The worker then loads it from the start of its topic.",
+        f"exactly those of batch {progress.batch}, accept it with `tidesink accept-restored "
+        f"{shlex.quote(str(table))}` and start the worker again. It then reads the later changes again. "
+        "3. Remove the table and its progress from the target. The worker then loads it from the start of its "
+        "topic.",
         table=str(table),
     )
 
@@ -484,7 +486,7 @@ class Pauses:
             self._broken = Unaccepted(error.message, digest)
         return (
             "No worker applies further changes to this table. Compare it with its source, then run "
-            f"`tidesink resume {self._table} --accept` to continue."
+            f"`tidesink resume {shlex.quote(str(self._table))} --accept` to continue."
         )
 
     def check_law(self, before: TableStatus | None, location: str) -> None:
@@ -518,7 +520,7 @@ class Pauses:
     def reason(self) -> str:
         """Explain why the table is paused, and how to resume it."""
         if self._asked:
-            return f"Paused by request. Run `tidesink resume {self._table}` to continue."
+            return f"Paused by request. Run `tidesink resume {shlex.quote(str(self._table))}` to continue."
         is_single = len(self._pending) == 1
         return " ".join(
             _reason(pending, str(self._table) if is_single else pending.change.short_digest)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from tidesink.errors import ConfigError, SourceError, TidesinkError
+from tidesink.errors import SourceError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
@@ -37,7 +37,6 @@ class TableTasks:
         self._tables_of = tables_of
         self._look_ups = tables_of if isinstance(tables_of, TopicLookUps) else None
         self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
-        self._owners: dict[TableId, str] = {}
         self._goals = Goals.of(context.config)
         self._quiet = QuietTables(context, asked)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
@@ -232,16 +231,7 @@ class TableTasks:
 
     def _add(self, topic: str, table: TableId) -> None:
         table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
-        owner = self._owners.setdefault(table, topic)
-        if owner != topic:
-            table_task.refuse(
-                ConfigError(
-                    f"{table} appears in two topics, {owner} and {topic}, and the order of their records is "
-                    "unknown. Limit source.topics to one of the two topics.",
-                    table=str(table),
-                )
-            )
-        refused = self._goals.refusal(table)
+        refused = self._goals.refusal(table, topic)
         if refused is not None:
             table_task.refuse(refused)
 

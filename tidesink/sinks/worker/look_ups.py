@@ -186,7 +186,7 @@ class FirstRowTables:
                 continue
             for batch in self._context.source.read_here([part]):
                 for message in messages(batch):
-                    table = _table_of(codec, message)
+                    table = table_of_record(codec, message)
                     looked[part.partition] = message.offset + 1
                     yield table
             looked[part.partition] = part.end
@@ -197,7 +197,8 @@ class FirstRowTables:
         return open_codec(source.protocol, options=source.codec_options(), registry=self._context.registry)
 
 
-def _table_of(codec: Codec, message: Message) -> TableId | None:
+def table_of_record(codec: Codec, message: Message) -> TableId | None:
+    """Return the table that a record of rows belongs to, even if its row cannot be decoded; or None."""
     if message.value is None:
         return None
     try:

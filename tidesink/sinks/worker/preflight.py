@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.open import CODECS
 from tidesink.config import Config, KafkaSettings, TableConfig, TargetSettings
-from tidesink.errors import LOAD_AGAIN, ConfigError, SchemaRefusedError
+from tidesink.errors import LOAD_AGAIN, VALUES_STAY, ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
@@ -30,7 +30,7 @@ _ONCE_MORE: Final = (
 _NO_RESCALE: Final = (
     "The target cannot give a decimal column more digits after the point, and cannot turn an integer column "
     "into a decimal. If that happens at the source, the table waits (PAUSED) until you leave the column out "
-    f"(except_column_list) or {LOAD_AGAIN}."
+    f"(except_column_list: {VALUES_STAY}) or {LOAD_AGAIN}."
 )
 _SHARED: Final = (
     "Several source tables share the table in the target, so its columns are never dropped or renamed, "
@@ -38,8 +38,8 @@ _SHARED: Final = (
 )
 _NO_TYPE: Final = (
     "A column cannot change to a type if no type can hold the values of both (number to text, date to time). "
-    "The table waits (PAUSED) until you leave the column out (except_column_list) or "
-    f"{LOAD_AGAIN}."
+    "The table waits (PAUSED) until you leave the column out (except_column_list: "
+    f"{VALUES_STAY}) or {LOAD_AGAIN}."
 )
 _NOT_MADE: Final = (
     "If the table exists in the target, it continues without the columns that it lacks (schema-changes: add: "
@@ -144,12 +144,13 @@ def change_limits(
 
 
 class Goals:
-    """Detects source tables whose routes lead to the same table in the target.
+    """Detects source tables whose routes lead to the same table in the target, and tables in two topics.
 
-    The first source table that claims a location in the target owns it. ``destination``: returns the target
-    table and shard to which the route of a source table leads. ``place``: returns the location of a target
-    table. Two names that the target cannot distinguish, for example because it ignores case, have the same
-    location.
+    The first source table that claims a location in the target owns it, and the first topic with a table
+    owns the table. A worker, ``plan`` and ``validate`` all use this class, so they refuse the same tables.
+    ``destination``: returns the target table and shard to which the route of a source table leads.
+    ``place``: returns the location of a target table. Two names that the target cannot distinguish, for
+    example because it ignores case, have the same location.
     """
 
     def __init__(
@@ -159,18 +160,22 @@ class Goals:
         self._place = place
         self._columns: dict[str, tuple[TableId, str | None]] = {}
         self._owners: dict[tuple[str, Shard | None], TableId] = {}
+        self._topics: dict[TableId, str] = {}
 
     @classmethod
     def of(cls, config: Config) -> Goals:
         """Create the object for the routes and the target of a pipeline."""
         return cls(config.destination, partial(_place_of, config.target))
 
-    def refusal(self, table: TableId) -> ConfigError | None:
+    def refusal(self, table: TableId, topic: str) -> ConfigError | None:
         """Claim the location of a source table in the target. Return an error if this is not possible.
 
-        It is not possible if another source table owns the location and shard, or if the routes of two
-        source tables give the target table different shard columns.
+        It is not possible if another topic has the same table, if another source table owns the location and
+        shard, or if the routes of two source tables give the target table different shard columns.
         """
+        first_topic = self._topics.setdefault(table, topic)
+        if first_topic != topic:
+            return _two_topics(table, first_topic, topic)
         try:
             destination = self._destination(table)
         except ConfigError as error:
@@ -191,6 +196,14 @@ class Goals:
                 table=str(table),
             )
         return None
+
+
+def _two_topics(table: TableId, owner: str, topic: str) -> ConfigError:
+    return ConfigError(
+        f"{table} appears in two topics, {owner} and {topic}, and the order of their records is unknown. "
+        "Limit source.topics to one of the two topics.",
+        table=str(table),
+    )
 
 
 def _one_place(table: TableId, owner: TableId, destination: Destination) -> ConfigError:

@@ -142,7 +142,8 @@ def _refuse_mode(config: Config, table: TableId) -> None:
     if mode != "upsert":
         raise ConfigError(
             f"A table with mode: {mode} cannot replay dead letters. Only mode: upsert can decide which "
-            "change of a row is newer. Load the table again, or drop the letters (`tidesink dlq drop`).",
+            "change of a row is newer. Load the table again, or drop the letters (`tidesink dlq drop "
+            "TABLE`).",
             table=str(table),
         )
 
@@ -213,7 +214,7 @@ class ReplayTask(TableTask):
             raise ConfigError(
                 f"The topic has cleanup.policy={offsets.compaction.policy}. Compaction may have removed "
                 "newer changes and deletes of the letters' rows, and a replay would undo these. Load the "
-                "table again, or drop the letters (`tidesink dlq drop`).",
+                "table again, or drop the letters (`tidesink dlq drop TABLE`).",
                 table=str(self.table),
                 topic=self.topic,
             )
@@ -694,8 +695,8 @@ class ReplayBatch(Batch):
     def _waits(self, pending: Pending) -> SchemaRefusedError:
         return SchemaRefusedError(
             f"The letters need a change of the table's columns that waits for a decision ({pending.change}). "
-            "Start the worker. Once it reports the change, decide with `tidesink ddl approve` or `tidesink "
-            "ddl reject`.",
+            "Start the worker. Once it reports the change, decide with `tidesink ddl approve TABLE` or "
+            "`tidesink ddl reject TABLE`.",
             table=str(self._settings.table),
         )
 

@@ -30,7 +30,7 @@ import structlog
 
 from tidesink.config import Config, TableConfig
 from tidesink.config.table_checks import needs_positions
-from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
+from tidesink.errors import VALUES_STAY, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
@@ -120,7 +120,7 @@ _TOO_LARGE: Final = (
 )
 _UNFINISHED: Final = (
     "The table's snapshot has not finished, and a request that is limited to some rows would replace it. "
-    "Wait until it finishes, or cancel it (`tidesink snapshot cancel`)."
+    "Wait until it finishes, or cancel it (`tidesink snapshot cancel TABLE`)."
 )
 _OPEN: Final = (
     "{} prepared XA transactions are open at the source (`XA RECOVER` lists them). Their changes are in "
@@ -145,8 +145,8 @@ _NO_COLUMN: Final = (
 )
 _NO_WAY_BACK: Final = (
     "The source database cannot be queried by keys of the target: their values cannot be converted back to "
-    "the source's exactly, or no index covers them. Repair the whole table (`tidesink resync` without "
-    "--differing or --key)."
+    "the source's exactly, or no index covers them. Repair the whole table (`tidesink resync TABLE` "
+    "without --differing or --key)."
 )
 
 
@@ -365,7 +365,7 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
     if settings is None:
         raise ConfigError(
             f"A table's snapshot has not finished, and {OPTION} is not set. Set it, or cancel the snapshot "
-            "(`tidesink snapshot cancel`).",
+            "(`tidesink snapshot cancel TABLE`).",
             key=OPTION,
         )
     at_once, batch = settings.connections, config.batch
@@ -978,7 +978,7 @@ class SnapshotBatch(Batch):
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
                 f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
-                "at the source, or leave the column out (except_column_list).",
+                f"at the source, or leave the column out (except_column_list: {VALUES_STAY}).",
                 table=str(self._settings.table),
             )
 

@@ -47,8 +47,8 @@ _NOT_APPLIED: Final = (
     "The table began at {places} of topic {topic} (start: {said}). Earlier records are not applied. {rows}"
 )
 _MISSING: Final = (
-    "Rows that have not changed since then are missing. To also load them, run `tidesink snapshot start` for "
-    "the table."
+    "Rows that have not changed since then are missing. To also load them, run `tidesink snapshot start "
+    "TABLE`."
 )
 _LOADED: Final = "The snapshot loads the other rows from source.database (snapshot: initial)."
 

@@ -22,6 +22,8 @@ from tidesink.errors import (
     TidesinkError,
     ValueOutOfRangeError,
     error_text,
+    type_change_way,
+    with_table,
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
@@ -67,6 +69,7 @@ from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
+_RESTART: Final = "restart the worker (`tidesink run`)"
 _TAKEN: Final = (
     "Another worker has taken over this table, as its status shows. Run only one worker for each table."
 )
@@ -906,7 +909,8 @@ class TableTask:
             self._pauses.wait_for(outcome.pending)
             self._change("PAUSED", self._pauses.reason)
         elif outcome.bad is not None:
-            self._change("PAUSED", str(outcome.bad))
+            way = type_change_way(outcome.bad.error, outcome.bad.reason, _RESTART)
+            self._change("PAUSED", f"{outcome.bad} {way}".rstrip())
         else:
             self._change("RUNNING", None)
         self._context.failpoints.reach("reported")
@@ -927,6 +931,7 @@ class TableTask:
         if passes:
             self.cooldown.start()
         text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
+        text = with_table(text, self.table)
         if isinstance(exc, AccountingError):
             text = f"{text} {self._pauses.break_law(exc, self._counters.rank)}"
         again = passes and not self._context.ends
@@ -1023,4 +1028,5 @@ class TableTask:
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         ddl = self._ddl.warnings(self._hold)
         began = self._start.warnings()
-        return tuple(dict.fromkeys((*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)))
+        warnings = (*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)
+        return tuple(dict.fromkeys(with_table(warning, self.table) for warning in warnings))

@@ -32,7 +32,16 @@ from tidesink.sinks.targets.sql.location import (
     endpoint_of,
     not_connected,
 )
-from tidesink.sinks.targets.sql.postgres_merge import RIGHTS, check_kept, code_of, error_of, fault_of, merged
+from tidesink.sinks.targets.sql.postgres_merge import (
+    NO_WRITES,
+    NO_WRITES_WAY,
+    RIGHTS,
+    check_kept,
+    code_of,
+    error_of,
+    fault_of,
+    merged,
+)
 from tidesink.sinks.targets.sql.rights import postgres_grants
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
@@ -516,10 +525,12 @@ def _held(name: str, column_type: str) -> str:
 CAPABILITIES: Final = capabilities_of(PostgresDialect())
 PREFLIGHT: Final = SqlPreflight(lambda _: PostgresDialect())
 _QUESTION: Final = (
-    "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
+    "SELECT format('Postgres %s: %s%s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'the user may create schemas' "
-    "ELSE 'the user may not create schemas, so they must exist' END)"
+    "ELSE 'the user may not create schemas' END, "
+    "CASE WHEN current_setting('transaction_read_only')::bool THEN ' (read-only)' END)"
 )
+_READ_ONLY: Final = "(read-only)"
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
@@ -536,6 +547,9 @@ def try_target(settings: PostgresSettings) -> str:
     """Connect, and return a text with the server's version and whether the user may create schemas.
 
     Raises:
-        ConfigError: the server cannot be used. The message names the reason.
+        ConfigError: the server cannot be used, or accepts no writes. The message names the reason.
     """
-    return try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)
+    answer = try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)
+    if answer.endswith(_READ_ONLY):
+        raise ConfigError(f"{NO_WRITES}. {NO_WRITES_WAY}")
+    return answer

@@ -267,6 +267,11 @@ def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
 _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 
+NO_WRITES: Final = "The server accepts no writes: it is a standby, or its transactions are read-only"
+NO_WRITES_WAY: Final = (
+    "Set target.url to the primary, or set default_transaction_read_only to off for the user."
+)
+
 # SQLSTATE or its class, tidesink's error class, the cause, and what to do next. The first match is used.
 STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
@@ -324,8 +329,8 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "25006",
         TransientTargetError,
-        "The server accepts no writes: it is a standby, or its transactions are read-only",
-        "Set target.url to the primary, or set default_transaction_read_only to off for the user.",
+        NO_WRITES,
+        NO_WRITES_WAY,
     ),
     (
         "23502",
