@@ -13,6 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 import yaml
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
 from typer.testing import CliRunner, Result
 
 from tests.unit.config_samples import FLAT_AVRO, changed
@@ -283,6 +285,23 @@ def test_the_lag_of_tables_without_a_worker_is_as_of_then(shop: _Shop) -> None:
     assert f"\nlag: these numbers are from each table's last update. {way}\n" in shop.asked().stdout
     Heartbeat(shop.store, "shop", failures=Failures()).beat()
     assert "these numbers are from each table" not in shop.asked().stdout
+
+
+def test_the_state_store_is_opened_once_for_a_status(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    opened: list[Any] = []
+
+    def note(connection: Any, _record: Any) -> None:
+        opened.append(connection)
+
+    event.listen(Pool, "connect", note)
+    try:
+        for options in ((), ("-o", "json")):
+            opened.clear()
+            assert shop.asked(*options).exit_code == 0
+            assert len(opened) == 1
+    finally:
+        event.remove(Pool, "connect", note)
 
 
 def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:

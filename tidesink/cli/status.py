@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -88,28 +89,20 @@ def status(
 
 def _show_status(settings: Config, output: OutputFormat) -> bool:
     """Print the tables' states. Returns True if a table is paused or failing, or a server does not answer."""
-    # Requests are read before the statuses, so that a request which the worker handles in between is not
-    # shown as open.
-    controls = _controls(settings)
-    statuses, mark = read_statuses(settings), read_mark_of(settings)
+    stored = _Stored.read(settings)
+    statuses, mark = stored.statuses, stored.mark
     works = is_alive(mark.seconds)
-    counts = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
-    letters = {entry.table: open_letters(entry, counts) for entry in statuses}
-    asked = _Requests.of(controls, statuses)
+    letters = {entry.table: open_letters(entry, stored.letters) for entry in statuses}
     if output is OutputFormat.JSON:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in statuses]
-        write_json({**_pipeline_json(settings, asked, mark), "tables": tables})
+        write_json({**_pipeline_json(settings, stored), "tables": tables})
     else:
         show_statuses(statuses, settings.source, works=works)
         for line in letter_lines(statuses, letters):
             terminal.echo(line)
-        for table in asked.rests:
-            typer.echo(
-                f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
-            )
-        for table, rewind in asked.rewinds.items():
-            typer.echo(f"{table}: {_rewind_line(rewind)}")
-        for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
+        for line in _request_lines(stored.asked):
+            typer.echo(line)
+        for line in cut_lines(stored.cuts):
             typer.echo(line)
         if mark.failure is not None:
             for line in failure_lines(mark.failure, works=works):
@@ -123,13 +116,22 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
     return mark.failure is not None or any(is_unwell(entry) for entry in statuses)
 
 
+def _request_lines(asked: _Requests) -> Iterator[str]:
+    """Yield a line for each request that no worker has handled yet."""
+    for table in asked.rests:
+        yield f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
+    for table, rewind in asked.rewinds.items():
+        yield f"{table}: {_rewind_line(rewind)}"
+
+
 def is_unwell(entry: TableStatus) -> bool:
     """Returns True if the table is paused or failing, or if its last step failed."""
     return entry.state in UNWELL_STATES or failure_in(entry.details) is not None
 
 
-def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, Any]:
+def _pipeline_json(config: Config, stored: _Stored) -> dict[str, Any]:
     """Return the status of the pipeline as JSON: whether its worker is alive, and pending requests."""
+    asked, mark = stored.asked, stored.mark
     return {
         "pipeline": config.pipeline,
         "worker": {
@@ -148,7 +150,7 @@ def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, An
             }
             for table, rewind in asked.rewinds.items()
         ],
-        **({} if config.cuts is None else {"cuts": cuts_of(config)}),
+        **({} if config.cuts is None else {"cuts": stored.cuts}),
     }
 
 
@@ -188,6 +190,41 @@ class _Requests(NamedTuple):
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
             {table: control.rewind for table, control in controls.items() if control.rewind is not None},
+        )
+
+
+class _Stored(NamedTuple):
+    """The content of the state store that ``tidesink status`` shows; all empty without a store.
+
+    letters: Saved counts of open dead letters. cuts: State of the cuts, or None if the pipeline has none.
+    """
+
+    asked: _Requests
+    statuses: tuple[TableStatus, ...] = ()
+    mark: Mark = Mark()
+    letters: Mapping[str, Any] = MappingProxyType({})
+    cuts: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, config: Config) -> _Stored:
+        """Read all of it with the state store opened once."""
+        return _asked(config, lambda store: cls._read(config, store)) or cls(_Requests.of({}, ()))
+
+    @classmethod
+    def _read(cls, config: Config, store: StateStore) -> _Stored:
+        from tidesink.sinks.worker.control import read_controls
+
+        pipeline = config.pipeline
+        # Requests are read before the statuses, so that a request which the worker handles in between is not
+        # shown as open.
+        controls = read_controls(store, pipeline)
+        statuses = store.statuses(pipeline)
+        return cls(
+            _Requests.of(controls, statuses),
+            statuses,
+            read_mark(store, pipeline),
+            noted(store, pipeline),
+            _cuts_in(store, pipeline) if config.cuts is not None else None,
         )
 
 
@@ -235,9 +272,13 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
 
     Returns None if the pipeline has no cuts.
     """
+    return _asked(config, lambda store: _cuts_in(store, config.pipeline))
+
+
+def _cuts_in(store: StateStore, pipeline: str) -> Mapping[str, Any]:
     from tidesink.sinks.worker.cuts import cut_status
 
-    return _asked(config, lambda store: cut_status(store, config.pipeline))
+    return cut_status(store, pipeline)
 
 
 def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
