@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,6 +177,69 @@ def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
     assert _run(path, *words)[0] == 2
     assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
     assert _run(path, *words)[0] == 0
+
+
+def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlStateStore) -> None:
+    path, report = _config(tmp_path), tmp_path / "report.jsonl"
+    done = {"state": "done", "number": 5, "rows": 77, "estimate": 80}
+    store.record_progress(
+        Progress(ORDERS, "shop", 1, 4, snapshot=SnapshotProgress(("id",), rows=77, done=True, number=5))
+    )
+    idle = TableStatus("shop", ORDERS, "IDLE", batch=4, details={"snapshot": done})
+    store.save_status(idle)
+
+    def shown() -> tuple[dict[str, Any], dict[str, Any], str, str]:
+        requests = json.loads(_run(path, "status", "-o", "json")[1])["asked_to_snapshot"]
+        tables = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
+        texts = (" ".join(_run(path, *words)[1].split()) for words in (("status",), ("snapshot", "status")))
+        return {**(requests or [{}])[0]}, {**tables[0]}, *texts
+
+    request, snapshot, text, table = shown()
+    assert (request, snapshot["state"], snapshot["rows"]) == ({}, "done", 77)
+    assert "requested" not in text + table
+    assert _run(path, "resync", "shop.orders")[0] == 0
+    begins = "A worker begins it at the table's next turn, or when the table is resumed"
+    # The worker looks at the request before it begins, and saves the earlier snapshot's rows as running.
+    for entry in (idle, replace(idle, details={"snapshot": {**done, "state": "running"}})):
+        store.save_status(entry)
+        request, snapshot, text, table = shown()
+        since = datetime.fromtimestamp(_asked(store).started, timezone.utc)
+        assert request.pop("since") == since.isoformat()
+        assert request.pop("table") == ORDERS._asdict()
+        assert request == {"deletes": True, "keys": None, "where": None, "rests": False}
+        assert (snapshot["state"], snapshot["rows"]) == ("requested", 0)
+        assert snapshot["request"]["deletes"]
+        for line in (text, table):
+            assert (
+                f"shop.orders: resync of all rows requested at {since:%Y-%m-%d %H:%M:%S} UTC. {begins}"
+                in line
+            )
+            assert "77" not in line
+    # What it waits for is shown besides.
+    reason = "2 prepared XA transactions are open"
+    waits = {**done, "state": "waiting", "reason": reason}
+    store.save_status(replace(idle, details={"snapshot": waits}))
+    assert shown()[1]["state"] == "waiting"
+    assert reason in shown()[2]
+    store.save_status(idle)
+    assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
+    assert shown()[0]["rests"]
+    assert f"`tidesink snapshot resume --config {path} shop.orders` lets a worker begin it" in shown()[2]
+    # A worker has begun it.
+    begun = SnapshotProgress(("id",), number=_asked(store).started)
+    store.record_progress(Progress(ORDERS, "shop", 1, 5, snapshot=begun))
+    store.save_status(TableStatus("shop", ORDERS, "PAUSED", batch=5, details={}))
+    assert "requested" not in _run(path, "status")[1]
+    # One of some keys, which is cancelled.
+    store.record_progress(Progress(ORDERS, "shop", 1, 6, snapshot=replace(begun, done=True)))
+    store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=6, details={"snapshot": done}))
+    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(line)}\n")
+    assert _run(path, "resync", "shop.orders", "--differing", str(report))[0] == 0
+    assert shown()[0]["keys"] == 1
+    assert "resync of 1 key requested at " in shown()[2]
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert "requested" not in _run(path, "status")[1]
 
 
 @pytest.mark.parametrize("command", [("resync",), ("snapshot", "start"), ("diff",)])

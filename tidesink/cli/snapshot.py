@@ -15,11 +15,12 @@ import typer
 
 from tidesink.cli import terminal
 from tidesink.cli.status import (
+    SnapshotRequest,
     Tables,
     deletes_text,
     known_table,
-    read_statuses,
-    snapshots_asked_for,
+    store_if_there,
+    unbegun_snapshots,
     worked_with,
     worker_is_alive,
 )
@@ -240,10 +241,7 @@ def _is_begun(store: StateStore, config: Config, table: TableId, asked: Snapshot
     """
     status = store.status_of(config.pipeline, table)
     batch = status.batch if status is not None else 0
-    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    if progress is None:
-        return batch > 0
-    return progress.snapshot is not None and progress.snapshot.number >= asked.started
+    return asked.is_begun(store.progress_of_batch(config.pipeline, table, batch) if batch else None, batch)
 
 
 def _refuse_unfinished(status: TableStatus) -> None:
@@ -267,10 +265,7 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
     if asked.limited or not asked.is_asked:
         return
-    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    snapshot = progress.snapshot if progress is not None else None
-    forgotten = batch > 0 and progress is None
-    if forgotten or (snapshot is not None and snapshot.number >= asked.started):
+    if asked.is_begun(store.progress_of_batch(config.pipeline, table, batch) if batch else None, batch):
         return
     raise ConfigError(
         f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
@@ -300,14 +295,9 @@ def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = 
 def status(
     config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Show the progress of the tables' snapshots."""
+    """Show the progress of the tables' snapshots, and the requests that no worker has begun."""
     settings = chosen_config(config, config_option)
-    statuses = read_statuses(settings)
-    snapshots = {entry.table: entry.details["snapshot"] for entry in statuses if "snapshot" in entry.details}
-    for table in snapshots_asked_for(settings):
-        if all(entry.table != table for entry in statuses):
-            # No worker has seen the table yet: no record names it.
-            snapshots[table] = {"state": "asked for", "rows": 0, "estimate": None}
+    snapshots, requests = _shown_snapshots(settings)
     if output is OutputFormat.JSON:
         tables = [{"table": table._asdict(), **shown} for table, shown in snapshots.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
@@ -318,14 +308,41 @@ def status(
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
         show_table(None, columns, [_row(*item) for item in snapshots.items()])
+        for table, request in requests.items():
+            terminal.echo(f"{table}: {request.line(table)}")
+
+
+def _shown_snapshots(
+    config: Config,
+) -> tuple[Mapping[TableId, Mapping[str, Any]], Mapping[TableId, SnapshotRequest]]:
+    """Return the snapshots of all tables as their statuses show them, and the requests that are not begun.
+
+    Such a request is shown in place of the table's earlier snapshot, with the state ``requested``.
+    """
+    from tidesink.sinks.worker.control import read_controls
+
+    with store_if_there(config) as store:
+        if store is None:
+            return {}, {}
+        # Requests are read first, so that one which a worker begins in between is not shown as waiting.
+        controls = read_controls(store, config.pipeline)
+        statuses = store.statuses(config.pipeline)
+        requests = unbegun_snapshots(store, config.pipeline, controls, statuses)
+    shown = {entry.table: entry.details["snapshot"] for entry in statuses if "snapshot" in entry.details}
+    for table, request in requests.items():
+        if "reason" not in shown.get(table, {}):
+            shown[table] = {"state": "requested", "rows": 0, "estimate": request.keys}
+        shown[table] = {**shown[table], "request": request.as_json()}
+    return shown, requests
 
 
 def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
-    estimate = shown["estimate"]
+    estimate, request = shown["estimate"], shown.get("request")
+    where = shown.get("where", "") if request is None else request["where"] or ""
     return (
         str(table),
         shown["state"],
-        shown.get("where", ""),
+        where,
         shown["rows"],
         "" if estimate is None else estimate,
         deletes_text(shown),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
-    from tidesink.sinks.worker.control import Controls, RewindControl, TableControl
+    from tidesink.sinks.worker.control import Controls, RewindControl, SnapshotControl, TableControl
 
 
 T = TypeVar("T")
@@ -97,11 +97,12 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in statuses]
         write_json({**_pipeline_json(settings, stored), "tables": tables})
     else:
-        show_statuses(statuses, settings.source, works=works)
+        shown = [_without_earlier_snapshot(entry, stored.asked.snapshots) for entry in statuses]
+        show_statuses(tuple(shown), settings.source, works=works)
         for line in letter_lines(statuses, letters):
             terminal.echo(line)
         for line in _request_lines(stored.asked):
-            typer.echo(line)
+            terminal.echo(line)
         for line in cut_lines(stored.cuts):
             typer.echo(line)
         if mark.failure is not None:
@@ -116,12 +117,27 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
     return mark.failure is not None or any(is_unwell(entry) for entry in statuses)
 
 
+def _without_earlier_snapshot(entry: TableStatus, requests: Mapping[TableId, SnapshotRequest]) -> TableStatus:
+    """Return a table's status without its snapshot if another one is requested, which has a line of its own.
+
+    The status then has the rows of the earlier snapshot. If the worker reports what the requested one waits
+    for, this stays.
+    """
+    shown = entry.details.get("snapshot")
+    if entry.table not in requests or shown is None or "reason" in shown:
+        return entry
+    details = {name: value for name, value in entry.details.items() if name != "snapshot"}
+    return dataclasses.replace(entry, details=details)
+
+
 def _request_lines(asked: _Requests) -> Iterator[str]:
     """Yield a line for each request that no worker has handled yet."""
     for table in asked.rests:
         yield f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
     for table, rewind in asked.rewinds.items():
         yield f"{table}: {_rewind_line(rewind)}"
+    for table, snapshot in asked.snapshots.items():
+        yield f"{table}: {snapshot.line(table)}"
 
 
 def is_unwell(entry: TableStatus) -> bool:
@@ -150,6 +166,9 @@ def _pipeline_json(config: Config, stored: _Stored) -> dict[str, Any]:
             }
             for table, rewind in asked.rewinds.items()
         ],
+        "asked_to_snapshot": [
+            {"table": table._asdict(), **request.as_json()} for table, request in asked.snapshots.items()
+        ],
         **({} if config.cuts is None else {"cuts": stored.cuts}),
     }
 
@@ -177,19 +196,103 @@ def read_mark_of(config: Config) -> Mark:
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
+class SnapshotRequest(NamedTuple):
+    """A requested snapshot or resync that no worker has begun.
+
+    asked: The stored request. keys: Number of keys to which it is limited, or None if it has no such limit.
+    """
+
+    asked: SnapshotControl
+    keys: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """``resync``, or ``snapshot`` if no rows are deleted."""
+        return "resync" if self.asked.deletes else "snapshot"
+
+    @property
+    def where(self) -> str:
+        """The range of the key to which it is limited, as text; empty if it has no such limit."""
+        from tidesink.source_database.key_bounds import Bound
+
+        return " and ".join(str(Bound._make(bound)) for bound in self.asked.where)
+
+    @property
+    def scope(self) -> str:
+        """The rows that it covers, as text."""
+        if self.keys is not None:
+            return "1 key" if self.keys == 1 else f"{self.keys} keys"
+        return f"the rows where {self.where}" if self.where else "all rows"
+
+    @property
+    def since(self) -> datetime | None:
+        """Time of the request. None if it is unknown, because the number is not a time that has passed."""
+        return _instant(self.asked.started) if self.asked.started <= time.time() else None
+
+    @property
+    def what(self) -> str:
+        """The request as text, such as ``resync of all rows requested at 2026-11-28 12:00:00 UTC``."""
+        at = f" at {shown_moment(self.since)} UTC" if self.since is not None else ""
+        return f"{self.kind} of {self.scope} requested{at}"
+
+    def line(self, table: TableId) -> str:
+        """Return a line about the request: what was requested, and when a worker begins it."""
+        if self.asked.rests:
+            way = f"`tidesink snapshot resume {shlex.quote(str(table))}`"
+            return f"{self.what}, and paused. {way} lets a worker begin it"
+        return f"{self.what}. A worker begins it at the table's next turn, or when the table is resumed"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the request as JSON."""
+        return {
+            "deletes": self.asked.deletes,
+            "keys": self.keys,
+            "where": self.where or None,
+            "since": self.since.isoformat() if self.since is not None else None,
+            "rests": self.asked.rests,
+        }
+
+
+def unbegun_snapshots(
+    store: StateStore, pipeline: str, controls: Controls, statuses: Iterable[TableStatus]
+) -> dict[TableId, SnapshotRequest]:
+    """Return the requested snapshots and resyncs that no worker has begun and nobody has cancelled, by table.
+
+    ``controls``: the stored requests, which were read before the tables' ``statuses``.
+    """
+    from tidesink.sinks.worker.asked_keys import load_keys
+
+    batches = {entry.table: entry.batch for entry in statuses}
+    found = {}
+    for table, control in controls.items():
+        asked, batch = control.snapshot, batches.get(table, 0)
+        if not asked.is_asked:
+            continue
+        if asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch):
+            continue
+        keys = load_keys(store, asked.keys) if asked.keys is not None else None
+        found[table] = SnapshotRequest(asked, len(keys.keys) if keys is not None else None)
+    return found
+
+
 class _Requests(NamedTuple):
     """Requests of users that no worker has handled yet."""
 
-    rests: tuple[TableId, ...]
-    rewinds: Mapping[TableId, RewindControl]
+    rests: tuple[TableId, ...] = ()
+    rewinds: Mapping[TableId, RewindControl] = MappingProxyType({})
+    snapshots: Mapping[TableId, SnapshotRequest] = MappingProxyType({})
 
     @classmethod
-    def of(cls, controls: Controls, statuses: Iterable[TableStatus]) -> _Requests:
+    def of(
+        cls, store: StateStore, pipeline: str, controls: Controls, statuses: Iterable[TableStatus]
+    ) -> _Requests:
         """Return the stored requests (``controls``) that the tables' statuses do not show as done."""
+        statuses = tuple(statuses)
         resting = {entry.table for entry in statuses if entry.details.get("rests")}
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
             {table: control.rewind for table, control in controls.items() if control.rewind is not None},
+            unbegun_snapshots(store, pipeline, controls, statuses),
         )
 
 
@@ -199,7 +302,7 @@ class _Stored(NamedTuple):
     letters: Saved counts of open dead letters. cuts: State of the cuts, or None if the pipeline has none.
     """
 
-    asked: _Requests
+    asked: _Requests = _Requests()
     statuses: tuple[TableStatus, ...] = ()
     mark: Mark = Mark()
     letters: Mapping[str, Any] = MappingProxyType({})
@@ -208,7 +311,7 @@ class _Stored(NamedTuple):
     @classmethod
     def read(cls, config: Config) -> _Stored:
         """Read all of it with the state store opened once."""
-        return _asked(config, lambda store: cls._read(config, store)) or cls(_Requests.of({}, ()))
+        return _asked(config, lambda store: cls._read(config, store)) or cls()
 
     @classmethod
     def _read(cls, config: Config, store: StateStore) -> _Stored:
@@ -220,7 +323,7 @@ class _Stored(NamedTuple):
         controls = read_controls(store, pipeline)
         statuses = store.statuses(pipeline)
         return cls(
-            _Requests.of(controls, statuses),
+            _Requests.of(store, pipeline, controls, statuses),
             statuses,
             read_mark(store, pipeline),
             noted(store, pipeline),
@@ -321,11 +424,6 @@ def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
     """Return the stored status of each table of a pipeline; empty before the first run of a worker."""
     return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
-
-
-def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
-    """Return the tables for which a snapshot was requested and not cancelled."""
-    return tuple(table for table, asked in _controls(config).items() if asked.snapshot.is_asked)
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:

@@ -67,6 +67,17 @@ class SnapshotControl:
         """Return True if a snapshot is requested and not cancelled."""
         return self.started > max(0, self.cancelled)
 
+    def is_begun(self, progress: Progress | None, batch: int) -> bool:
+        """Return True if a worker may have begun the requested snapshot.
+
+        ``progress``: the table's progress after its last batch, or None if the state store does not have it.
+        ``batch``: number of the table's last batch, or 0. If batches were applied and their progress is not
+        known, any of them may have begun the snapshot.
+        """
+        if progress is None:
+            return batch > 0
+        return progress.snapshot is not None and progress.snapshot.number >= self.started
+
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
