@@ -253,6 +253,16 @@ class SnapshotRequest(NamedTuple):
         }
 
 
+def is_unbegun(store: StateStore, pipeline: str, table: TableId, batch: int, asked: SnapshotControl) -> bool:
+    """Returns True if a snapshot or resync is requested, and certainly no worker has begun it.
+
+    ``batch``: number of the table's last batch in its status, or 0. ``asked``: the table's stored request.
+    """
+    if not asked.is_asked:
+        return False
+    return not asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch)
+
+
 def unbegun_snapshots(
     store: StateStore, pipeline: str, controls: Controls, statuses: Iterable[TableStatus]
 ) -> dict[TableId, SnapshotRequest]:
@@ -260,19 +270,20 @@ def unbegun_snapshots(
 
     ``controls``: the stored requests, which were read before the tables' ``statuses``.
     """
-    from tidesink.sinks.worker.asked_keys import load_keys
-
     batches = {entry.table: entry.batch for entry in statuses}
     found = {}
     for table, control in controls.items():
-        asked, batch = control.snapshot, batches.get(table, 0)
-        if not asked.is_asked:
-            continue
-        if asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch):
-            continue
-        keys = load_keys(store, asked.keys) if asked.keys is not None else None
-        found[table] = SnapshotRequest(asked, len(keys.keys) if keys is not None else None)
+        if is_unbegun(store, pipeline, table, batches.get(table, 0), control.snapshot):
+            found[table] = snapshot_request(store, control.snapshot)
     return found
+
+
+def snapshot_request(store: StateStore, asked: SnapshotControl) -> SnapshotRequest:
+    """Return a stored request for a snapshot or resync with its number of keys."""
+    from tidesink.sinks.worker.asked_keys import load_keys
+
+    keys = load_keys(store, asked.keys) if asked.keys is not None else None
+    return SnapshotRequest(asked, len(keys.keys) if keys is not None else None)
 
 
 class _Requests(NamedTuple):
@@ -378,7 +389,7 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
     return _asked(config, lambda store: _cuts_in(store, config.pipeline))
 
 
-def _cuts_in(store: StateStore, pipeline: str) -> Mapping[str, Any]:
+def _cuts_in(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
     from tidesink.sinks.worker.cuts import cut_status
 
     return cut_status(store, pipeline)
