@@ -229,7 +229,29 @@ def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> 
     shop.store.save_status(status)
     shown = shop.asked()
     assert f"then run `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
+    assert ", or restart the worker if you changed the config, which a worker reads only when" in shown.stdout
     assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("rests", "works", "line"),
+    [
+        (False, True, "next: decide or fix the cause, then run {}. If you changed the config, "),
+        (False, True, "restart the worker instead: it then tries the table again"),
+        (False, False, "next: no worker runs. Decide or fix the cause, then run `tidesink run"),
+        (True, True, "next: {} continues the table. A restart of the worker does not. If you changed"),
+        (True, True, "restart the worker first"),
+        (True, False, "No worker runs: also run `tidesink run"),
+    ],
+)
+def test_a_paused_table_says_how_it_goes_on(shop: _Shop, *, rests: bool, works: bool, line: str) -> None:
+    """Also after a change of the config, which a worker reads only when it starts."""
+    if works:
+        Heartbeat(shop.store, "shop").beat()
+    details = {"lag": 4, **({"rests": True} if rests else {})}
+    shop.store.save_status(TableStatus("shop", ORDERS, "PAUSED", error="it waits", details=details))
+    resume = f"`tidesink resume --config {shop.file} shop.orders`"
+    assert line.format(resume) in shop.asked().stdout
 
 
 def test_a_worker_that_was_stopped_in_an_outage_is_not_alive_and_its_tables_are_not_well(shop: _Shop) -> None:

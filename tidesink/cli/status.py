@@ -557,10 +557,34 @@ def next_line(table: TableId | None, *, works: bool) -> str:
     """
     if not works:
         return f"next: no worker runs. Fix the cause, then run `tidesink run`. {_KEPT}"
-    way = f"`tidesink resume {shlex.quote(str(table))}`" if table is not None else "`tidesink run`"
-    return f"next: the worker does not try this again by itself. Fix the cause, then run {way}. {_KEPT}"
+    if table is None:
+        way = "run `tidesink run`"
+    else:
+        way = f"run `tidesink resume {shlex.quote(str(table))}`, or restart the worker if {_CONFIG}"
+    return f"next: the worker does not try this again by itself. Fix the cause, then {way}. {_KEPT}"
 
 
+def paused_line(entry: TableStatus, *, works: bool) -> str:
+    """Return a line that tells the user how a paused table continues, also after a change of the config.
+
+    A worker that starts tries each table again, except those that a user has paused. ``works``: True if a
+    worker is alive.
+    """
+    resume = f"`tidesink resume {shlex.quote(str(entry.table))}`"
+    if entry.details.get("rests"):
+        also = (
+            f"If {_CONFIG}, restart the worker first" if works else "No worker runs: also run `tidesink run`"
+        )
+        return f"next: {resume} continues the table. A restart of the worker does not. {also}"
+    if not works:
+        return f"next: no worker runs. Decide or fix the cause, then run `tidesink run`. {_KEPT}"
+    return (
+        f"next: decide or fix the cause, then run {resume}. If {_CONFIG}, restart the worker instead: it "
+        f"then tries the table again. {_KEPT}"
+    )
+
+
+_CONFIG = "you changed the config, which a worker reads only when it starts"
 _KEPT = "Nothing is lost: Kafka keeps the records that are not applied, until the topic's retention ends"
 
 
@@ -605,7 +629,9 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     failure = failure_in(entry.details)
-    if failure is not None and entry.state != "PAUSED":
+    if entry.state == "PAUSED":
+        remarks += [paused_line(entry, works=works)]
+    elif failure is not None:
         remarks += failure_lines(failure, entry.table, works=works, error=entry.error is None)
     elif entry.state == "FAILING":
         # A status that an earlier version stored.
