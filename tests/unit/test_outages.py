@@ -369,9 +369,13 @@ def test_kafkas_silence_shows_for_all_tables(shop: _Shop) -> None:
     assert shown[0].exit_code == 3
     assert "all tables: error: BrokerUnavailableError: Kafka does not answer" in shown[0].stdout
     assert "all tables: next: the worker tries again by itself" in shown[0].stdout
+    # Tables have the state and the lag of before.
+    assert found[0]["tables"][0]["state"] == "IDLE"
+    assert "\nlag: Kafka does not answer, so these numbers are from its last answer\n" in shown[0].stdout
     assert found[0]["worker"]["failure"]["error"] == "BrokerUnavailableError: Kafka does not answer"
     # It answers: nothing of it is left.
     assert shop.json()["worker"]["failure"] is None
+    assert "lag: Kafka does not answer" not in shop.asked().stdout
 
 
 class _SilentTopic(_Looks):

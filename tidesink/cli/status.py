@@ -108,6 +108,8 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         if mark.failure is not None:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
+        if statuses and works and mark.failure is not None:
+            terminal.echo("lag: Kafka does not answer, so these numbers are from its last answer")
         if statuses and not works:
             terminal.echo(
                 "lag: these numbers are from each table's last update. `tidesink offsets show` shows the "
