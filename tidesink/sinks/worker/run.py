@@ -148,12 +148,12 @@ class Pace:
 
     def is_due(self, first: float) -> bool:
         """Return True if a line is due. ``first``: seconds before the first line."""
-        return self._clock() - self._last >= min(first * 2**self._lines, _MOST_PAUSE)
+        return self._clock() - self._last >= min(first * (1 << self._lines), _MOST_PAUSE)
 
     def told(self) -> None:
         """Record that a line was written."""
         self._last = self._clock()
-        # The limit is reached soon, and a power of two without one overflows some day.
+        # The limit is reached soon, and the power of two must not grow without end.
         self._lines = min(self._lines + 1, 10)
 
 
