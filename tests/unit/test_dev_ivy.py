@@ -147,4 +147,4 @@ def test_the_files_of_a_download_are_counted_and_not_listed() -> None:
         now[0] += 0.25
         downloads.begun(f"{number}.jar")
     assert downloads.files == 35
-    assert lines == ["spark-4.0: 20 files so far, now 19.jar"]
+    assert lines == ["spark-4.0: downloading file 20 (19.jar)"]

@@ -401,7 +401,7 @@ def _fetch_into(folder: Path, jar_set: JarSet, *, progress: Progress, finish: Fi
         "some minutes"
     )
     _retrieve(work, jar_set, downloads, progress=progress, lock=lock)
-    progress(f"{jar_set.name}: {downloads.files} files downloaded")
+    progress(f"{jar_set.name}: download finished (files: {downloads.files})")
     finish(files)
     _mark(files)
     shutil.rmtree(folder, ignore_errors=True)  # an incomplete older folder
@@ -436,7 +436,7 @@ class Downloads:
         now = self._clock()
         if now - self._reported >= DOWNLOAD_SECONDS:
             self._reported = now
-            self._progress(f"{self._name}: {self.files} files so far, now {file}")
+            self._progress(f"{self._name}: downloading file {self.files} ({file})")
 
 
 def _retrieve(work: Path, jar_set: JarSet, downloads: Downloads, *, progress: Progress, lock: int) -> None:
