@@ -15,8 +15,11 @@ import importlib
 import logging
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidesink.errors import ConfigError, SourceUnavailableError, nearest, one_of
@@ -327,21 +330,77 @@ class ConnectionErrors:
 
 
 _PROBE_SECONDS: Final = 2.0
+# Seconds for which the result of a slow test connection counts for later errors of the same outage.
+REMEMBER_SECONDS: Final = 10.0
+_TIMEOUT: Final = "timeout"
+_NO_HOST: Final = "host not found"
+_NO_CONNECTION: Final = "no connection"
 
 
-def why_silent(brokers: str, setting: str = "source") -> str:
+class BrokerProbes:
+    """Makes test connections to brokers, to find why none answers. All threads may use it.
+
+    The brokers of a cluster are tried at the same time. A timeout takes seconds, and so may an unknown host.
+    So these two results are remembered for ``REMEMBER_SECONDS``, because an outage causes an error for each
+    topic. Other results take no time, and are not remembered.
+
+    ``connect``: returns why a connection to a broker's address fails, or None if it succeeds. ``clock``:
+    returns seconds.
+    """
+
+    def __init__(
+        self, connect: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        # Result by address, with the time until which it counts.
+        self._remembered: dict[str, tuple[str, float]] = {}
+
+    def faults(self, brokers: Iterable[str]) -> dict[str, str] | None:
+        """Returns why each broker cannot be connected to, by address. Returns None as soon as one accepts."""
+        addresses, now = dict.fromkeys(brokers), self._clock()
+        known = {name: self._remembered.get(name, ("", now)) for name in addresses}
+        found: dict[str, str] = {name: fault for name, (fault, until) in known.items() if now < until}
+        wanted = [name for name in addresses if name not in found]
+        results = SimpleQueue[tuple[str, str | None]]()
+        for name in wanted:
+            # A daemon thread, because a process must not wait for it at its end.
+            threading.Thread(target=self._try, args=(name, results), daemon=True).start()
+        for _ in wanted:
+            name, fault = results.get()
+            if fault is None:
+                return None
+            found[name] = fault
+            if fault in (_TIMEOUT, _NO_HOST):
+                self._remembered[name] = fault, self._clock() + REMEMBER_SECONDS
+        return {name: found[name] for name in addresses}
+
+    def _try(self, name: str, results: SimpleQueue[tuple[str, str | None]]) -> None:
+        """Put a broker's address and the result of its test connection into ``results``."""
+        try:
+            fault = self._connect(name)
+        except Exception:  # noqa: BLE001  (the caller waits for a result, and has an error of its own to show)
+            fault = _NO_CONNECTION
+        results.put((name, fault))
+
+
+def why_silent(brokers: str, setting: str = "source", probes: BrokerProbes | None = None) -> str:
     """Returns why no broker answers, and what to do, for the end of a message.
 
     A test connection to each broker finds the reason, because librdkafka has one error code for all reasons.
-    ``setting``: the config section that has ``brokers`` and ``kafka``.
+
+    Args:
+        brokers: The brokers' addresses, separated by commas.
+        setting: The config section that has ``brokers`` and ``kafka``.
+        probes: Makes the test connections. None: those that all errors of this process share.
     """
-    faults = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
-    if None in faults.values():
+    faults = (probes or _PROBES).faults(broker.strip() for broker in brokers.split(","))
+    if faults is None:
         return (
             "a broker accepts connections, but does not answer like Kafka. Check security.protocol and sasl "
             f"under {setting}.kafka, and that the brokers' advertised.listeners can be reached from here"
         )
-    reasons = ", ".join(dict.fromkeys(reason for reason in faults.values() if reason is not None))
+    reasons = ", ".join(dict.fromkeys(faults.values()))
     return f"{reasons}. Check that the brokers run, and that {setting}.brokers is right"
 
 
@@ -354,11 +413,14 @@ def _connected(broker: str) -> str | None:
     except ConnectionRefusedError:
         return "connection refused"
     except socket.gaierror:
-        return "host not found"
+        return _NO_HOST
     except TimeoutError:
-        return "timeout"
+        return _TIMEOUT
     except (OSError, ValueError):
-        return "no connection"
+        return _NO_CONNECTION
+
+
+_PROBES: Final = BrokerProbes(_connected)
 
 
 def _has_gssapi() -> bool:

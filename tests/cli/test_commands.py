@@ -113,6 +113,7 @@ def test_status_before_the_first_run(tmp_path: Path) -> None:
         "worker": {"alive": False, "seconds_since_turn": None, "failure": None},
         "asked_to_rest": [],
         "asked_to_rewind": [],
+        "asked_to_snapshot": [],
         "tables": [],
     }
     assert not (tmp_path / ".tidesink").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +20,20 @@ from tests.e2e.writing import shop_config
 from tests.mysql_values import own_database
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
+from tidesink.cli.snapshot import _change
+from tidesink.config import load_config
+from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, TableStatus
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
-from tidesink.sinks.worker.control import SnapshotControl, read_controls
+from tidesink.sinks.worker.control import (
+    NOTHING_ASKED,
+    RewindControl,
+    SnapshotControl,
+    change_control,
+    read_controls,
+)
 
 ORDERS = TableId("shop", "orders")
 DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
@@ -175,6 +186,159 @@ def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
     assert _run(path, *words)[0] == 2
     assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
     assert _run(path, *words)[0] == 0
+
+
+def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlStateStore) -> None:
+    """By status and snapshot status, until a worker begins it or it is cancelled."""
+    path, report = _config(tmp_path), tmp_path / "report.jsonl"
+    done = {"state": "done", "number": 5, "rows": 77, "estimate": 80}
+    store.record_progress(
+        Progress(ORDERS, "shop", 1, 4, snapshot=SnapshotProgress(("id",), rows=77, done=True, number=5))
+    )
+    idle = TableStatus("shop", ORDERS, "IDLE", batch=4, details={"snapshot": done})
+    store.save_status(idle)
+
+    def shown() -> tuple[dict[str, Any], dict[str, Any], str, str]:
+        requests = json.loads(_run(path, "status", "-o", "json")[1])["asked_to_snapshot"]
+        tables = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
+        texts = (" ".join(_run(path, *words)[1].split()) for words in (("status",), ("snapshot", "status")))
+        return {**(requests or [{}])[0]}, {**tables[0]}, *texts
+
+    request, snapshot, text, table = shown()
+    assert (request, snapshot["state"], snapshot["rows"]) == ({}, "done", 77)
+    assert "requested" not in text + table
+    assert _run(path, "resync", "shop.orders")[0] == 0
+    begins = "A worker begins it at the table's next turn, or when the table is resumed"
+    # The worker looks at the request before it begins, and saves the earlier snapshot's rows as running.
+    for entry in (idle, replace(idle, details={"snapshot": {**done, "state": "running"}})):
+        store.save_status(entry)
+        request, snapshot, text, table = shown()
+        since = datetime.fromtimestamp(_asked(store).started, timezone.utc)
+        assert request.pop("since") == since.isoformat()
+        assert request.pop("table") == ORDERS._asdict()
+        assert request == {"deletes": True, "keys": None, "where": None, "rests": False}
+        assert (snapshot["state"], snapshot["rows"]) == ("requested", 0)
+        assert snapshot["request"]["deletes"]
+        for line in (text, table):
+            assert (
+                f"shop.orders: resync of all rows requested at {since:%Y-%m-%d %H:%M:%S} UTC. {begins}"
+                in line
+            )
+            assert "77" not in line
+    # What it waits for is shown besides.
+    reason = "2 prepared XA transactions are open"
+    waits = {**done, "state": "waiting", "reason": reason}
+    store.save_status(replace(idle, details={"snapshot": waits}))
+    assert shown()[1]["state"] == "waiting"
+    assert reason in shown()[2]
+    store.save_status(idle)
+    assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
+    assert shown()[0]["rests"]
+    assert f"`tidesink snapshot resume --config {path} shop.orders` lets a worker begin it" in shown()[2]
+    # A worker has begun it.
+    begun = SnapshotProgress(("id",), number=_asked(store).started)
+    store.record_progress(Progress(ORDERS, "shop", 1, 5, snapshot=begun))
+    store.save_status(TableStatus("shop", ORDERS, "PAUSED", batch=5, details={}))
+    assert "requested" not in _run(path, "status")[1]
+    # One of some keys, which is cancelled.
+    store.record_progress(Progress(ORDERS, "shop", 1, 6, snapshot=replace(begun, done=True)))
+    store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=6, details={"snapshot": done}))
+    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(line)}\n")
+    assert _run(path, "resync", "shop.orders", "--differing", str(report))[0] == 0
+    assert shown()[0]["keys"] == 1
+    assert "resync of 1 key requested at " in shown()[2]
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert "requested" not in _run(path, "status")[1]
+
+
+_REWIND: Final = RewindControl(7, "shop_orders", "id", {0: 5})
+
+
+def test_a_rewind_beside_a_requested_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
+    """A worker would refuse it later."""
+    path = _config(tmp_path)
+    words = ("offsets", "rewind", "shop.orders", "--to-offset", "0=1")
+    store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"topic": "shop_orders"}))
+    for command in (("resync",), ("snapshot", "start")):
+        assert _run(path, *command, "shop.orders")[0] == 0
+        code, output = _run(path, *words)
+        assert code == 2
+        assert "A snapshot of the table is running or requested" in " ".join(output.split())
+        assert read_controls(store, "shop")[ORDERS].rewind is None
+        assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    # The request is gone, so that the brokers are asked.
+    code, output = _run(path, *words)
+    assert (code, "snapshot of the table" in output) == (1, False), output
+
+
+@pytest.mark.parametrize("command", [("resync",), ("snapshot", "start")])
+def test_a_snapshot_beside_a_requested_rewind_is_refused(
+    tmp_path: Path, store: SqlStateStore, command: tuple[str, ...]
+) -> None:
+    """A worker would refuse the rewind then, although it was requested first."""
+    path, other = _config(tmp_path), TableId("shop", "other")
+    store.save_status(TableStatus("shop", other, "IDLE"))
+    change_control(store, "shop", ORDERS, lambda control: control.rewound(_REWIND))
+    report = tmp_path / "report.jsonl"
+    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(line)}\n")
+    more = ("--differing", str(report)) if command == ("resync",) else ()
+    for words in ((*command, "shop.other", "shop.orders"), (*command, "shop.orders", *more)):
+        code, output = _run(path, *words)
+        assert code == 2
+        assert "A rewind of shop.orders is requested, and no worker has done it" in output
+        # Nothing is asked of the other table either.
+        assert not any(control.snapshot.is_asked for control in read_controls(store, "shop").values())
+    # Other requests are possible, and a rewind that a worker did is in no way.
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    store.record_progress(Progress(ORDERS, "shop", 1, 4, rewound=7))
+    store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=4))
+    assert _run(path, *command, "shop.orders")[0] == 0
+
+
+def test_a_rewind_that_comes_first_is_seen_when_the_request_is_stored(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    config = load_config(_config(tmp_path))
+
+    def start(asked: SnapshotControl, last: int) -> SnapshotControl:
+        if not asked.is_asked and read_controls(store, "shop").get(ORDERS, NOTHING_ASKED).rewind is None:
+            change_control(store, "shop", ORDERS, lambda control: control.rewound(_REWIND))
+        return asked.start(5, last=last)
+
+    with pytest.raises(ConfigError, match=r"A rewind of shop\.orders is requested"):
+        _change(store, config, ORDERS, start)
+    assert not _asked(store).is_asked
+
+
+def test_a_snapshot_does_not_replace_a_resync(tmp_path: Path, store: SqlStateStore) -> None:
+    """Rows that the source no longer has would stay."""
+    path = _config(tmp_path)
+    assert _run(path, "resync", "shop.orders")[0] == 0
+    asked = _asked(store)
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert (code, _asked(store)) == (2, asked)
+    assert "A resync of shop.orders is requested, and no worker has begun it" in output
+    # A worker has begun it.
+    deletes = {"parts": 0, "done": 0, "deletes": 0}
+    shown = {"state": "running", "number": asked.started, "rows": 5, "estimate": 20, "deletes": deletes}
+    begun = SnapshotProgress(("id",), number=asked.started, sweep=Sweep())
+    store.record_progress(Progress(ORDERS, "shop", 1, 4, snapshot=begun))
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=4, details={"snapshot": shown}))
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert (code, _asked(store)) == (2, asked)
+    assert "A resync of shop.orders has not finished (running)" in output
+    # It may begin again, and a resync may replace a snapshot.
+    assert _run(path, "resync", "shop.orders")[0] == 0
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    shown["state"] = "cancelled"
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=4, details={"snapshot": shown}))
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert (code, "this replaces" in output) == (0, False)
+    code, output = _run(path, "resync", "shop.orders")
+    assert (code, _asked(store).deletes) == (0, True)
+    assert "shop.orders: this replaces the snapshot of all rows requested at " in output
 
 
 @pytest.mark.parametrize("command", [("resync",), ("snapshot", "start"), ("diff",)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import types
 from contextlib import suppress
 from typing import Any, Final
@@ -17,6 +18,8 @@ from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.kafka_client import (
     KERBEROS,
     KNOWN,
+    REMEMBER_SECONDS,
+    BrokerProbes,
     JaasSyntaxError,
     client_settings,
     librdkafka_settings,
@@ -241,3 +244,50 @@ def test_a_broker_that_is_silent_is_told_from_one_that_is_not_there() -> None:
     )
     assert "host not found" in no_answer("no.such.host.invalid:9092", failed).message
     assert "target.brokers" in why_silent(address, "target")
+    assert "no connection" in why_silent(f"127.0.0.1:{10**30}")
+
+
+def test_brokers_are_tried_at_the_same_time() -> None:
+    every = threading.Barrier(3, timeout=60)
+
+    def connect(_broker: str) -> str | None:
+        every.wait()
+        return "timeout"
+
+    probes = BrokerProbes(connect)
+    assert why_silent("a:1, b:1,c:1", probes=probes).startswith("timeout. Check that the brokers run")
+
+
+def test_the_first_broker_that_accepts_is_the_answer() -> None:
+    ends = threading.Event()
+
+    def connect(broker: str) -> str | None:
+        return None if broker == "b:1" else str(ends.wait(60))
+
+    try:
+        assert "security.protocol" in why_silent("a:1,b:1", probes=BrokerProbes(connect))
+    finally:
+        ends.set()
+
+
+def test_an_answer_that_took_long_counts_for_the_next_errors_of_an_outage() -> None:
+    tried: list[str] = []
+    answers: dict[str, str | None] = {"a:1": "timeout", "b:1": "connection refused", "c:1": "host not found"}
+    now = [0.0]
+
+    def connect(broker: str) -> str | None:
+        tried.append(broker)
+        return answers[broker]
+
+    probes = BrokerProbes(connect, lambda: now[0])
+    for _ in range(3):
+        assert why_silent("a:1,b:1,c:1", probes=probes).startswith(
+            "timeout, connection refused, host not found. "
+        )
+    assert sorted(tried) == ["a:1", "b:1", "b:1", "b:1", "c:1"]
+    # A broker that is there again is found at once, and after a while the others are tried again.
+    answers["b:1"] = None
+    assert "security.protocol" in why_silent("a:1,b:1,c:1", probes=probes)
+    answers["b:1"], answers["a:1"] = "connection refused", "connection refused"
+    now[0] += REMEMBER_SECONDS
+    assert why_silent("a:1,b:1", probes=probes).startswith("connection refused. ")

@@ -138,3 +138,13 @@ def test_settings_that_do_not_exist_are_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TIDESINK_IVY_SETTINGS", str(tmp_path / "nowhere.xml"))
     with pytest.raises(ConfigError, match=r"TIDESINK_IVY_SETTINGS is .*nowhere\.xml"):
         ivy._ivy_command(tmp_path, [])
+
+
+def test_the_files_of_a_download_are_counted_and_not_listed() -> None:
+    now, lines = [0.0], list[str]()
+    downloads = ivy.Downloads("spark-4.0", lines.append, lambda: now[0])
+    for number in range(35):
+        now[0] += 0.25
+        downloads.begun(f"{number}.jar")
+    assert downloads.files == 35
+    assert lines == ["spark-4.0: downloading file 20 (19.jar)"]

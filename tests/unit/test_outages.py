@@ -13,6 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 import yaml
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
 from typer.testing import CliRunner, Result
 
 from tests.unit.config_samples import FLAT_AVRO, changed
@@ -233,7 +235,29 @@ def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> 
     shop.store.save_status(status)
     shown = shop.asked()
     assert f"then run `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
+    assert ", or restart the worker if you changed the config, which a worker reads only when" in shown.stdout
     assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("rests", "works", "line"),
+    [
+        (False, True, "next: decide or fix the cause, then run {}. If you changed the config, "),
+        (False, True, "restart the worker instead: it then tries the table again"),
+        (False, False, "next: no worker runs. Decide or fix the cause, then run `tidesink run"),
+        (True, True, "next: {} continues the table. A restart of the worker does not. If you changed"),
+        (True, True, "restart the worker first"),
+        (True, False, "No worker runs: also run `tidesink run"),
+    ],
+)
+def test_a_paused_table_says_how_it_goes_on(shop: _Shop, *, rests: bool, works: bool, line: str) -> None:
+    """Also after a change of the config, which a worker reads only when it starts."""
+    if works:
+        Heartbeat(shop.store, "shop").beat()
+    details = {"lag": 4, **({"rests": True} if rests else {})}
+    shop.store.save_status(TableStatus("shop", ORDERS, "PAUSED", error="it waits", details=details))
+    resume = f"`tidesink resume --config {shop.file} shop.orders`"
+    assert line.format(resume) in shop.asked().stdout
 
 
 def test_a_worker_that_was_stopped_in_an_outage_is_not_alive_and_its_tables_are_not_well(shop: _Shop) -> None:
@@ -290,6 +314,23 @@ def test_the_lag_of_tables_without_a_worker_is_as_of_then(shop: _Shop) -> None:
     assert "these numbers are from each table" not in shop.asked().stdout
 
 
+def test_the_state_store_is_opened_once_for_a_status(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    opened: list[Any] = []
+
+    def note(connection: Any, _record: Any) -> None:
+        opened.append(connection)
+
+    event.listen(Pool, "connect", note)
+    try:
+        for options in ((), ("-o", "json")):
+            opened.clear()
+            assert shop.asked(*options).exit_code == 0
+            assert len(opened) == 1
+    finally:
+        event.remove(Pool, "connect", note)
+
+
 def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     assert shop.json()["asked_to_rewind"] == []
@@ -333,9 +374,13 @@ def test_kafkas_silence_shows_for_all_tables(shop: _Shop) -> None:
     assert shown[0].exit_code == 3
     assert "all tables: error: BrokerUnavailableError: Kafka does not answer" in shown[0].stdout
     assert "all tables: next: the worker tries again by itself" in shown[0].stdout
+    # Tables have the state and the lag of before.
+    assert found[0]["tables"][0]["state"] == "IDLE"
+    assert "\nlag: Kafka does not answer, so these numbers are from its last answer\n" in shown[0].stdout
     assert found[0]["worker"]["failure"]["error"] == "BrokerUnavailableError: Kafka does not answer"
     # It answers: nothing of it is left.
     assert shop.json()["worker"]["failure"] is None
+    assert "lag: Kafka does not answer" not in shop.asked().stdout
 
 
 class _SilentTopic(_Looks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -37,6 +38,18 @@ def test_polars_and_delta_rs_read_a_table(tmp_path: Path) -> None:
     assert len(found["rows"]) == rows.num_rows
     exec(by_polars.replace('"/lake', f'"{tmp_path}'), found)  # noqa: S102
     assert len(found["orders"]) == rows.num_rows
+
+
+def test_duckdb_reads_a_table_without_a_network(tmp_path: Path) -> None:
+    """In the version that the page names."""
+    rows = pa.table({"id": [1, 2], "total": [5, 7]})
+    write_deltalake(tmp_path / "shop" / "orders", rows)
+    (program,) = (text for text in snippets("lake-readers.md", "python") if "import_extension" in text)
+    found: dict[str, list[tuple[int, int]]] = {}
+    exec(program.replace("'/lake", f"'{tmp_path}"), found)  # noqa: S102
+    assert sorted(found["rows"]) == [(1, 5), (2, 7)]
+    named = set(re.findall(r"1\.5\.\d+", (DOCS / "lake-readers.md").read_text(encoding="utf-8")))
+    assert named == {importlib.metadata.version("duckdb")}
 
 
 @pytest.mark.parametrize("number", range(2))

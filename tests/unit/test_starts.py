@@ -19,7 +19,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.cli.plan import with_standing
 from tidesink.cli.table_plans import TablePlan
 from tidesink.config import Config
-from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.errors import ConfigError, SchemaRefusedError, StateStoreError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.source import KafkaSource
@@ -126,6 +126,57 @@ def test_a_start_is_resolved_once(tmp_path: Path) -> None:
     assert other.offsets == {0: 1}
     (warning,) = other.warnings()
     assert 'offset 1 of partition 0 of topic app.shop.t (start: {"0": 1})' in warning
+
+
+class _SilentStore(SqlStateStore):
+    """Does not answer the first call of one method."""
+
+    silent: str | None = None
+
+    def _answer(self, name: str) -> None:
+        if self.silent == name:
+            self.silent = None
+            raise StateStoreError("no answer")
+
+    def load_document(self, *parts: Any) -> Any:
+        self._answer("load_document")
+        return super().load_document(*parts)
+
+    def status_of(self, *parts: Any) -> Any:
+        self._answer("status_of")
+        return super().status_of(*parts)
+
+    def save_document(self, *parts: Any) -> None:
+        self._answer("save_document")
+        super().save_document(*parts)
+
+
+@pytest.mark.parametrize("silent", ["load_document", "status_of", "save_document"])
+def test_a_store_that_does_not_answer_moves_no_start(tmp_path: Path, silent: str) -> None:
+    """Records that came since the worker first saw the topic are read, also after a restart."""
+    store = _SilentStore(str(tmp_path / "state.db"))
+    store.silent = silent
+    one = _start(store, "latest")
+    with pytest.raises(StateStoreError):
+        one.settle(_found(3))
+    one.settle(_found(9, 4))
+    assert one.offsets == {0: 3}
+    # A partition that was added since is read from its beginning.
+    assert one.has_records(_found(3, 1))
+    later = _start(store, "latest")
+    later.settle(_found(12, 4))
+    assert later.offsets == {0: 3}
+
+
+def test_a_time_is_resolved_once(tmp_path: Path) -> None:
+    """Also if no record of a partition is that new yet: its end is fixed then."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    said, answers = "1970-01-01T00:16:40+00:00", ({0: 5}, {0: 5, 1: 8})
+    for ends, since in zip(((9, 7), (9, 12)), answers, strict=True):
+        one = _start(store, said)
+        one._brokers = cast("Any", lambda since=since: _Brokers({1000.0: since}))
+        one.settle(_found(*ends))
+        assert one.offsets == {0: 5, 1: 7}
 
 
 def test_a_table_that_has_begun_keeps_its_start_whatever_the_config_says(tmp_path: Path) -> None:

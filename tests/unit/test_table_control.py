@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import AccountingError, StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import TableStatus
@@ -92,6 +93,27 @@ def test_a_waiting_table_looks_again_when_it_is_told_to() -> None:
     assert pauses.apply_control(TableControl(resumed=4, accepted={"d": "apply"}), waits=True) == "go on"
     assert pauses.accepted == {"d": "apply"}
     assert pauses.apply_control(TableControl(resumed=5), waits=False) is None
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_new_worker_tries_a_paused_table_again_unless_a_user_paused_it(
+    tmp_path: Path, *, rests: bool
+) -> None:
+    """So a change of the config needs a restart, and a resume only after a pause."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    table_task, asked = _table_task(store, "1s"), TableControl(rests=rests)
+    offsets = TopicOffsets("shop", "id", {0: PartitionOffsets(0, 5)})
+    table_task._take(BatchOutcome(cast("Any", None), pending=(Pending(CHANGE, ("apply",)),)))
+    table_task.apply_control(asked)
+    assert not table_task.has_work(offsets)
+    status = store.status_of("shop", ORDERS)
+    assert status is not None
+    assert status.state == "PAUSED"
+    later = _table_task(store, "1s")
+    later.apply_control(asked)
+    assert (later.state, later.has_work(offsets)) == (("PAUSED", False) if rests else ("IDLE", True))
+    later.apply_control(asked.resume({}))
+    assert (later.state, later.has_work(offsets)) == ("IDLE", True)
 
 
 def test_what_is_decided_of_a_change_does_not_end_a_rest() -> None:

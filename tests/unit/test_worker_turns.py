@@ -24,7 +24,7 @@ from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOf
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
-from tidesink.sinks.worker.run import Worker, opening_line
+from tidesink.sinks.worker.run import Pace, Worker, opening_line
 from tidesink.sinks.worker.table_task import TableTask
 
 FIRST, SECOND, THIRD = (TableId("shop", name) for name in ("first", "second", "third"))
@@ -250,6 +250,21 @@ def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStat
 def test_a_run_to_the_end_leaves_watermarks_that_came_meanwhile(store: SqlStateStore) -> None:
     around = surroundings(right(changed(CANAL_JSON, target=HTTP)), store=store)
     assert not Worker(around, until="drained", offsets=_Looks())._is_due(_task(1, 1e9))
+
+
+def test_progress_lines_become_rarer() -> None:
+    now = [0.0]
+    pace, told = Pace(lambda: now[0]), []
+    while now[0] < 110:
+        if pace.is_due(3.0):
+            told.append(now[0])
+            pace.told()
+        now[0] += 1
+    assert told == [3, 9, 21, 45, 75, 105]
+    pace.begin()
+    assert not pace.is_due(3.0)
+    now[0] += 3
+    assert pace.is_due(3.0)
 
 
 def test_tables_that_open_are_named_now_and_then(store: SqlStateStore) -> None:

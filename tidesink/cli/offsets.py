@@ -17,6 +17,7 @@ import typer
 from tidesink.cli import terminal
 from tidesink.cli.status import (
     again_line,
+    is_unbegun,
     known_table,
     source_time,
     worked_with,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tidesink.events import TableId
     from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
     from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
+    from tidesink.sinks.worker.control import TableControl
 
 app = typer.Typer(no_args_is_help=True, help="Show and rewind tables' offsets in their topics.")
 
@@ -220,14 +222,14 @@ def rewind(
     duplicate rows, or leave outdated rows in the target.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
-    from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
+    from tidesink.sinks.kafka.rewind import rewound_offsets, steps_back
     from tidesink.sinks.worker.control import RewindControl, change_control
 
     origin = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
         (status,) = _chosen(settings, store, [table])
-        refuse_meanwhile(settings, status.table, loads=_loads(status))
+        _refuse_meanwhile(settings, store, status, None)
         standing = _standing(settings, store, status, _look(brokers, [status]))
         if standing.found is None:
             raise ConfigError(str(standing.reason), table=str(standing.table), topic=standing.topic)
@@ -237,7 +239,12 @@ def rewind(
         offsets = rewound_offsets(standing.applied, standing.found, wanted, config, grown=grown)
         number = max(standing.rewound + 1, int(time.time() * 1000))
         asked = RewindControl(number, standing.topic, standing.found.topic_id, offsets)
-        change_control(store, settings.pipeline, standing.table, lambda control: control.rewound(asked))
+
+        def rewound(control: TableControl) -> TableControl:
+            _refuse_meanwhile(settings, store, status, control)
+            return control.rewound(asked)
+
+        change_control(store, settings.pipeline, standing.table, rewound)
     _show_rewind(settings, standing, offsets, output, steps=steps_back(config))
 
 
@@ -256,10 +263,27 @@ def _starts(config: Config, store: StateStore, standing: _Standing) -> Mapping[i
     return start.offsets
 
 
-def _loads(status: TableStatus) -> bool:
-    """Returns True if the table's status shows an unfinished snapshot."""
+def _refuse_meanwhile(
+    config: Config, store: StateStore, status: TableStatus, control: TableControl | None
+) -> None:
+    """Check that the table may be rewound beside its snapshots and the other tables of the pipeline.
+
+    A worker refuses a rewind beside a requested snapshot, too, but the user would only see that later.
+    ``control``: the requests to the table, or None to read them.
+
+    Raises:
+        ConfigError: the pipeline has cuts, or a snapshot of the table is unfinished or requested.
+    """
+    from tidesink.sinks.kafka.rewind import refuse_meanwhile
+    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+
+    table = status.table
+    if control is None:
+        control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
     shown = status.details.get("snapshot")
-    return shown is not None and shown["state"] not in ("done", "cancelled")
+    loads = shown is not None and shown["state"] not in ("done", "cancelled")
+    requested = is_unbegun(store, config.pipeline, table, status.batch, control.snapshot)
+    refuse_meanwhile(config, table, loads=loads or requested)
 
 
 def _show_rewind(

@@ -15,11 +15,14 @@ import typer
 
 from tidesink.cli import terminal
 from tidesink.cli.status import (
+    SnapshotRequest,
     Tables,
     deletes_text,
+    is_unbegun,
     known_table,
-    read_statuses,
-    snapshots_asked_for,
+    snapshot_request,
+    store_if_there,
+    unbegun_snapshots,
     worked_with,
     worker_is_alive,
 )
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from tidesink.events import TableId
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.asked_keys import AskedKeys
-    from tidesink.sinks.worker.control import SnapshotControl
+    from tidesink.sinks.worker.control import SnapshotControl, TableControl
     from tidesink.source_database.key_bounds import Bound
 
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source database while they change.")
@@ -158,6 +161,7 @@ class _Start(NamedTuple):
         if status is not None:
             _refuse_unfinished(status)
         _refuse_unbegun(config, store, status.batch if status is not None else 0, table)
+        _check_contradiction(store, config, table, self.of)
 
 
 def _start_within(
@@ -240,10 +244,7 @@ def _is_begun(store: StateStore, config: Config, table: TableId, asked: Snapshot
     """
     status = store.status_of(config.pipeline, table)
     batch = status.batch if status is not None else 0
-    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    if progress is None:
-        return batch > 0
-    return progress.snapshot is not None and progress.snapshot.number >= asked.started
+    return asked.is_begun(store.progress_of_batch(config.pipeline, table, batch) if batch else None, batch)
 
 
 def _refuse_unfinished(status: TableStatus) -> None:
@@ -265,18 +266,62 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 
     asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
-    if asked.limited or not asked.is_asked:
-        return
-    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    snapshot = progress.snapshot if progress is not None else None
-    forgotten = batch > 0 and progress is None
-    if forgotten or (snapshot is not None and snapshot.number >= asked.started):
+    if asked.limited or not is_unbegun(store, config.pipeline, table, batch, asked):
         return
     raise ConfigError(
         f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
         "until it is done, or cancel it (`tidesink snapshot cancel TABLE`).",
         table=str(table),
     )
+
+
+def _check_contradiction(store: StateStore, config: Config, table: TableId, change: Change) -> None:
+    """Check that a new request for a snapshot contradicts no other request to the table.
+
+    ``change``: changes the stored request to the new one.
+
+    Raises:
+        ConfigError: a rewind is requested, or the new request would replace a resync that deletes rows.
+    """
+    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+
+    control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
+    _refuse_contradiction(store, config, table, control, change(control.snapshot, 0))
+
+
+def _refuse_contradiction(
+    store: StateStore, config: Config, table: TableId, control: TableControl, new: SnapshotControl
+) -> None:
+    """Raise ConfigError if the request ``new`` contradicts another request to the table, ``control``.
+
+    A worker would refuse a rewind beside a requested snapshot. A snapshot that replaces a resync deletes
+    nothing.
+    """
+    status = store.status_of(config.pipeline, table)
+    batch = status.batch if status is not None else 0
+    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
+    rewind, asked = control.rewind, control.snapshot
+    if rewind is not None and rewind.number > (progress.rewound if progress is not None else 0):
+        raise ConfigError(_REWINDS.format(table, rewind.topic), table=str(table))
+    shown = status.details.get("snapshot", {}) if status is not None else {}
+    runs = "deletes" in shown and shown["state"] not in ("done", "cancelled")
+    waits = asked.deletes and not asked.limited and is_unbegun(store, config.pipeline, table, batch, asked)
+    if not new.deletes and (runs or waits):
+        reason = (
+            f"has not finished ({shown['state']})" if runs else "is requested, and no worker has begun it"
+        )
+        raise ConfigError(_RESYNCS.format(table, reason), table=str(table))
+
+
+_REWINDS: Final = (
+    "A rewind of {0} is requested, and no worker has done it. A worker would refuse it beside a snapshot or "
+    "resync. Let a worker do the rewind of topic {1} first (`tidesink resume {0}` if the table is paused): "
+    "`tidesink status` no longer shows the request then. Then run the command again."
+)
+_RESYNCS: Final = (
+    "A resync of {} {}. A snapshot would replace it, and rows that the source no longer has would stay at "
+    "the target. Run a worker until the resync is done, or cancel it (tidesink snapshot cancel)."
+)
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
@@ -300,14 +345,9 @@ def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = 
 def status(
     config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Show the progress of the tables' snapshots."""
+    """Show the progress of the tables' snapshots, and the requests that no worker has begun."""
     settings = chosen_config(config, config_option)
-    statuses = read_statuses(settings)
-    snapshots = {entry.table: entry.details["snapshot"] for entry in statuses if "snapshot" in entry.details}
-    for table in snapshots_asked_for(settings):
-        if all(entry.table != table for entry in statuses):
-            # No worker has seen the table yet: no record names it.
-            snapshots[table] = {"state": "asked for", "rows": 0, "estimate": None}
+    snapshots, requests = _shown_snapshots(settings)
     if output is OutputFormat.JSON:
         tables = [{"table": table._asdict(), **shown} for table, shown in snapshots.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
@@ -319,14 +359,41 @@ def status(
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
         show_table(None, columns, [_row(*item) for item in snapshots.items()])
+        for table, request in requests.items():
+            terminal.echo(f"{table}: {request.line(table)}")
+
+
+def _shown_snapshots(
+    config: Config,
+) -> tuple[Mapping[TableId, Mapping[str, Any]], Mapping[TableId, SnapshotRequest]]:
+    """Return the snapshots of all tables as their statuses show them, and the requests that are not begun.
+
+    Such a request is shown in place of the table's earlier snapshot, with the state ``requested``.
+    """
+    from tidesink.sinks.worker.control import read_controls
+
+    with store_if_there(config) as store:
+        if store is None:
+            return {}, {}
+        # Requests are read first, so that one which a worker begins in between is not shown as waiting.
+        controls = read_controls(store, config.pipeline)
+        statuses = store.statuses(config.pipeline)
+        requests = unbegun_snapshots(store, config.pipeline, controls, statuses)
+    shown = {entry.table: entry.details["snapshot"] for entry in statuses if "snapshot" in entry.details}
+    for table, request in requests.items():
+        if "reason" not in shown.get(table, {}):
+            shown[table] = {"state": "requested", "rows": 0, "estimate": request.keys}
+        shown[table] = {**shown[table], "request": request.as_json()}
+    return shown, requests
 
 
 def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
-    estimate = shown["estimate"]
+    estimate, request = shown["estimate"], shown.get("request")
+    where = shown.get("where", "") if request is None else request["where"] or ""
     return (
         str(table),
         shown["state"],
-        shown.get("where", ""),
+        where,
         shown["rows"],
         "" if estimate is None else estimate,
         deletes_text(shown),
@@ -347,6 +414,7 @@ def _ask(
         if refuse is not None:
             for table in tables:
                 refuse(config, table)
+                _check_contradiction(store, config, table, change)
         for table in tables:
             _change(store, config, table, change)
     _tell(config, tables, output, word)
@@ -389,19 +457,31 @@ def _quiet_table(name: str, config: Config) -> TableId | None:
 
 
 def _change(store: StateStore, config: Config, table: TableId, change: Change) -> SnapshotControl:
-    """Store a changed request for a table's snapshots. Returns the request before the change."""
-    from tidesink.sinks.worker.control import SnapshotControl, TableControl, change_control
+    """Store a changed request for a table's snapshots. Returns the request before the change.
 
-    before = SnapshotControl()
+    If a new request replaces one that no worker has begun, the user is told.
+
+    Raises:
+        ConfigError: a new request contradicts another request to the table.
+    """
+    from tidesink.sinks.worker.control import SnapshotControl, change_control
+
+    before = after = SnapshotControl()
     status = store.status_of(config.pipeline, table)
     last = status.details.get("snapshot", {}).get("number", 0) if status is not None else 0
 
     def changed(asked: TableControl) -> TableControl:
-        nonlocal before
-        before = asked.snapshot
-        return replace(asked, snapshot=change(before, last))
+        nonlocal before, after
+        before, after = asked.snapshot, change(asked.snapshot, last)
+        if after.started > before.started:
+            _refuse_contradiction(store, config, table, asked, after)
+        return replace(asked, snapshot=after)
 
     change_control(store, config.pipeline, table, changed)
+    batch = status.batch if status is not None else 0
+    if after.started > before.started and is_unbegun(store, config.pipeline, table, batch, before):
+        replaced = snapshot_request(store, before).what
+        note(f"{table}: this replaces the {replaced}, which no worker has begun")
     return before
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
-    from tidesink.sinks.worker.control import Controls, RewindControl, TableControl
+    from tidesink.sinks.worker.control import Controls, RewindControl, SnapshotControl, TableControl
 
 
 T = TypeVar("T")
@@ -88,32 +89,27 @@ def status(
 
 def _show_status(settings: Config, output: OutputFormat) -> bool:
     """Print the tables' states. Returns True if a table is paused or failing, or a server does not answer."""
-    # Requests are read before the statuses, so that a request which the worker handles in between is not
-    # shown as open.
-    controls = _controls(settings)
-    statuses, mark = read_statuses(settings), read_mark_of(settings)
+    stored = _Stored.read(settings)
+    statuses, mark = stored.statuses, stored.mark
     works = is_alive(mark.seconds)
-    counts = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
-    letters = {entry.table: open_letters(entry, counts) for entry in statuses}
-    asked = _Requests.of(controls, statuses)
+    letters = {entry.table: open_letters(entry, stored.letters) for entry in statuses}
     if output is OutputFormat.JSON:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in statuses]
-        write_json({**_pipeline_json(settings, asked, mark), "tables": tables})
+        write_json({**_pipeline_json(settings, stored), "tables": tables})
     else:
-        show_statuses(statuses, settings.source, works=works)
+        shown = [_without_earlier_snapshot(entry, stored.asked.snapshots) for entry in statuses]
+        show_statuses(tuple(shown), settings.source, works=works)
         for line in letter_lines(statuses, letters):
             terminal.echo(line)
-        for table in asked.rests:
-            typer.echo(
-                f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
-            )
-        for table, rewind in asked.rewinds.items():
-            typer.echo(f"{table}: {_rewind_line(rewind)}")
-        for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
+        for line in _request_lines(stored.asked):
+            terminal.echo(line)
+        for line in cut_lines(stored.cuts):
             typer.echo(line)
         if mark.failure is not None:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
+        if statuses and works and mark.failure is not None:
+            terminal.echo("lag: Kafka does not answer, so these numbers are from its last answer")
         if statuses and not works:
             terminal.echo(
                 "lag: these numbers are from each table's last update. `tidesink offsets show` shows the "
@@ -123,13 +119,37 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
     return mark.failure is not None or any(is_unwell(entry) for entry in statuses)
 
 
+def _without_earlier_snapshot(entry: TableStatus, requests: Mapping[TableId, SnapshotRequest]) -> TableStatus:
+    """Return a table's status without its snapshot if another one is requested, which has a line of its own.
+
+    The status then has the rows of the earlier snapshot. If the worker reports what the requested one waits
+    for, this stays.
+    """
+    shown = entry.details.get("snapshot")
+    if entry.table not in requests or shown is None or "reason" in shown:
+        return entry
+    details = {name: value for name, value in entry.details.items() if name != "snapshot"}
+    return dataclasses.replace(entry, details=details)
+
+
+def _request_lines(asked: _Requests) -> Iterator[str]:
+    """Yield a line for each request that no worker has handled yet."""
+    for table in asked.rests:
+        yield f"{table}: pause requested. The table pauses after its current batch, or once a worker runs"
+    for table, rewind in asked.rewinds.items():
+        yield f"{table}: {_rewind_line(rewind)}"
+    for table, snapshot in asked.snapshots.items():
+        yield f"{table}: {snapshot.line(table)}"
+
+
 def is_unwell(entry: TableStatus) -> bool:
     """Returns True if the table is paused or failing, or if its last step failed."""
     return entry.state in UNWELL_STATES or failure_in(entry.details) is not None
 
 
-def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, Any]:
+def _pipeline_json(config: Config, stored: _Stored) -> dict[str, Any]:
     """Return the status of the pipeline as JSON: whether its worker is alive, and pending requests."""
+    asked, mark = stored.asked, stored.mark
     return {
         "pipeline": config.pipeline,
         "worker": {
@@ -148,7 +168,10 @@ def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, An
             }
             for table, rewind in asked.rewinds.items()
         ],
-        **({} if config.cuts is None else {"cuts": cuts_of(config)}),
+        "asked_to_snapshot": [
+            {"table": table._asdict(), **request.as_json()} for table, request in asked.snapshots.items()
+        ],
+        **({} if config.cuts is None else {"cuts": stored.cuts}),
     }
 
 
@@ -175,19 +198,149 @@ def read_mark_of(config: Config) -> Mark:
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
+class SnapshotRequest(NamedTuple):
+    """A requested snapshot or resync that no worker has begun.
+
+    asked: The stored request. keys: Number of keys to which it is limited, or None if it has no such limit.
+    """
+
+    asked: SnapshotControl
+    keys: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """``resync``, or ``snapshot`` if no rows are deleted."""
+        return "resync" if self.asked.deletes else "snapshot"
+
+    @property
+    def where(self) -> str:
+        """The range of the key to which it is limited, as text; empty if it has no such limit."""
+        from tidesink.source_database.key_bounds import Bound
+
+        return " and ".join(str(Bound._make(bound)) for bound in self.asked.where)
+
+    @property
+    def scope(self) -> str:
+        """The rows that it covers, as text."""
+        if self.keys is not None:
+            return "1 key" if self.keys == 1 else f"{self.keys} keys"
+        return f"the rows where {self.where}" if self.where else "all rows"
+
+    @property
+    def since(self) -> datetime | None:
+        """Time of the request. None if it is unknown, because the number is not a time that has passed."""
+        return _instant(self.asked.started) if self.asked.started <= time.time() else None
+
+    @property
+    def what(self) -> str:
+        """The request as text, such as ``resync of all rows requested at 2026-11-28 12:00:00 UTC``."""
+        at = f" at {shown_moment(self.since)} UTC" if self.since is not None else ""
+        return f"{self.kind} of {self.scope} requested{at}"
+
+    def line(self, table: TableId) -> str:
+        """Return a line about the request: what was requested, and when a worker begins it."""
+        if self.asked.rests:
+            way = f"`tidesink snapshot resume {shlex.quote(str(table))}`"
+            return f"{self.what}, and paused. {way} lets a worker begin it"
+        return f"{self.what}. A worker begins it at the table's next turn, or when the table is resumed"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the request as JSON."""
+        return {
+            "deletes": self.asked.deletes,
+            "keys": self.keys,
+            "where": self.where or None,
+            "since": self.since.isoformat() if self.since is not None else None,
+            "rests": self.asked.rests,
+        }
+
+
+def is_unbegun(store: StateStore, pipeline: str, table: TableId, batch: int, asked: SnapshotControl) -> bool:
+    """Returns True if a snapshot or resync is requested, and certainly no worker has begun it.
+
+    ``batch``: number of the table's last batch in its status, or 0. ``asked``: the table's stored request.
+    """
+    if not asked.is_asked:
+        return False
+    return not asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch)
+
+
+def unbegun_snapshots(
+    store: StateStore, pipeline: str, controls: Controls, statuses: Iterable[TableStatus]
+) -> dict[TableId, SnapshotRequest]:
+    """Return the requested snapshots and resyncs that no worker has begun and nobody has cancelled, by table.
+
+    ``controls``: the stored requests, which were read before the tables' ``statuses``.
+    """
+    batches = {entry.table: entry.batch for entry in statuses}
+    found = {}
+    for table, control in controls.items():
+        if is_unbegun(store, pipeline, table, batches.get(table, 0), control.snapshot):
+            found[table] = snapshot_request(store, control.snapshot)
+    return found
+
+
+def snapshot_request(store: StateStore, asked: SnapshotControl) -> SnapshotRequest:
+    """Return a stored request for a snapshot or resync with its number of keys."""
+    from tidesink.sinks.worker.asked_keys import load_keys
+
+    keys = load_keys(store, asked.keys) if asked.keys is not None else None
+    return SnapshotRequest(asked, len(keys.keys) if keys is not None else None)
+
+
 class _Requests(NamedTuple):
     """Requests of users that no worker has handled yet."""
 
-    rests: tuple[TableId, ...]
-    rewinds: Mapping[TableId, RewindControl]
+    rests: tuple[TableId, ...] = ()
+    rewinds: Mapping[TableId, RewindControl] = MappingProxyType({})
+    snapshots: Mapping[TableId, SnapshotRequest] = MappingProxyType({})
 
     @classmethod
-    def of(cls, controls: Controls, statuses: Iterable[TableStatus]) -> _Requests:
+    def of(
+        cls, store: StateStore, pipeline: str, controls: Controls, statuses: Iterable[TableStatus]
+    ) -> _Requests:
         """Return the stored requests (``controls``) that the tables' statuses do not show as done."""
+        statuses = tuple(statuses)
         resting = {entry.table for entry in statuses if entry.details.get("rests")}
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
             {table: control.rewind for table, control in controls.items() if control.rewind is not None},
+            unbegun_snapshots(store, pipeline, controls, statuses),
+        )
+
+
+class _Stored(NamedTuple):
+    """The content of the state store that ``tidesink status`` shows; all empty without a store.
+
+    letters: Saved counts of open dead letters. cuts: State of the cuts, or None if the pipeline has none.
+    """
+
+    asked: _Requests = _Requests()
+    statuses: tuple[TableStatus, ...] = ()
+    mark: Mark = Mark()
+    letters: Mapping[str, Any] = MappingProxyType({})
+    cuts: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, config: Config) -> _Stored:
+        """Read all of it with the state store opened once."""
+        return _asked(config, lambda store: cls._read(config, store)) or cls()
+
+    @classmethod
+    def _read(cls, config: Config, store: StateStore) -> _Stored:
+        from tidesink.sinks.worker.control import read_controls
+
+        pipeline = config.pipeline
+        # Requests are read before the statuses, so that a request which the worker handles in between is not
+        # shown as open.
+        controls = read_controls(store, pipeline)
+        statuses = store.statuses(pipeline)
+        return cls(
+            _Requests.of(store, pipeline, controls, statuses),
+            statuses,
+            read_mark(store, pipeline),
+            noted(store, pipeline),
+            _cuts_in(store, pipeline) if config.cuts is not None else None,
         )
 
 
@@ -235,9 +388,13 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
 
     Returns None if the pipeline has no cuts.
     """
+    return _asked(config, lambda store: _cuts_in(store, config.pipeline))
+
+
+def _cuts_in(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
     from tidesink.sinks.worker.cuts import cut_status
 
-    return _asked(config, lambda store: cut_status(store, config.pipeline))
+    return cut_status(store, pipeline)
 
 
 def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
@@ -280,11 +437,6 @@ def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
     """Return the stored status of each table of a pipeline; empty before the first run of a worker."""
     return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
-
-
-def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
-    """Return the tables for which a snapshot was requested and not cancelled."""
-    return tuple(table for table, asked in _controls(config).items() if asked.snapshot.is_asked)
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
@@ -407,10 +559,34 @@ def next_line(table: TableId | None, *, works: bool) -> str:
     """
     if not works:
         return f"next: no worker runs. Fix the cause, then run `tidesink run`. {_KEPT}"
-    way = f"`tidesink resume {shlex.quote(str(table))}`" if table is not None else "`tidesink run`"
-    return f"next: the worker does not try this again by itself. Fix the cause, then run {way}. {_KEPT}"
+    if table is None:
+        way = "run `tidesink run`"
+    else:
+        way = f"run `tidesink resume {shlex.quote(str(table))}`, or restart the worker if {_CONFIG}"
+    return f"next: the worker does not try this again by itself. Fix the cause, then {way}. {_KEPT}"
 
 
+def paused_line(entry: TableStatus, *, works: bool) -> str:
+    """Return a line that tells the user how a paused table continues, also after a change of the config.
+
+    A worker that starts tries each table again, except those that a user has paused. ``works``: True if a
+    worker is alive.
+    """
+    resume = f"`tidesink resume {shlex.quote(str(entry.table))}`"
+    if entry.details.get("rests"):
+        also = (
+            f"If {_CONFIG}, restart the worker first" if works else "No worker runs: also run `tidesink run`"
+        )
+        return f"next: {resume} continues the table. A restart of the worker does not. {also}"
+    if not works:
+        return f"next: no worker runs. Decide or fix the cause, then run `tidesink run`. {_KEPT}"
+    return (
+        f"next: decide or fix the cause, then run {resume}. If {_CONFIG}, restart the worker instead: it "
+        f"then tries the table again. {_KEPT}"
+    )
+
+
+_CONFIG = "you changed the config, which a worker reads only when it starts"
 _KEPT = "Nothing is lost: Kafka keeps the records that are not applied, until the topic's retention ends"
 
 
@@ -455,7 +631,9 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     failure = failure_in(entry.details)
-    if failure is not None and entry.state != "PAUSED":
+    if entry.state == "PAUSED":
+        remarks += [paused_line(entry, works=works)]
+    elif failure is not None:
         remarks += failure_lines(failure, entry.table, works=works, error=entry.error is None)
     elif entry.state == "FAILING":
         # A status that an earlier version stored.

@@ -35,8 +35,8 @@ _CUTS: Final = (
     "cuts from the config, and add them again once `tidesink status` reports that the rewind is done."
 )
 _LOADS: Final = (
-    "A snapshot of the table is running, and changes that are read again may be older than its rows. "
-    "Rewind the table once the snapshot is finished, or cancel it (`tidesink snapshot cancel TABLE`)."
+    "A snapshot of the table is running or requested, and changes that are read again may be older than its "
+    "rows. Rewind the table once the snapshot is finished, or cancel it (`tidesink snapshot cancel TABLE`)."
 )
 _NOTHING: Final = "No record of the table is applied yet, so there is nothing to read again."
 _OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."
@@ -65,7 +65,10 @@ _BACK: Final = "The table already continues from the requested offset, so nothin
 
 
 def refuse_meanwhile(config: Config, table: TableId, *, loads: bool) -> None:
-    """Raise ConfigError if the pipeline has cuts, or if a snapshot of the table is running."""
+    """Raise ConfigError if the pipeline has cuts, or if a snapshot of the table is running or requested.
+
+    ``loads``: True if a snapshot is running or requested.
+    """
     reason = _CUTS if config.cuts is not None else _LOADS if loads else None
     if reason is not None:
         raise ConfigError(reason, table=str(table))

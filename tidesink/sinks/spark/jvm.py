@@ -289,6 +289,8 @@ MARKER: Final = "complete.json"
 _LOCK_SECONDS: Final = 1800
 _ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
+# Seconds between two progress lines of a download.
+DOWNLOAD_SECONDS: Final = 5.0
 
 # Spark ships most of these jars, so they are not fetched. ``drop_shipped`` removes other duplicates.
 IN_SPARK: Final[tuple[tuple[str, str], ...]] = (
@@ -397,7 +399,13 @@ def _fetch_into(folder: Path, jar_set: JarSet, *, progress: Progress, finish: Fi
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
     write_ivy_files(work, jar_set)
-    _retrieve(work, jar_set, progress=progress, lock=lock)
+    downloads = Downloads(jar_set.name, progress)
+    progress(
+        f"{jar_set.name}: downloading jars from Maven Central to {folder}. This is done once, and can take "
+        "some minutes"
+    )
+    _retrieve(work, jar_set, downloads, progress=progress, lock=lock)
+    progress(f"{jar_set.name}: download finished (files: {downloads.files})")
     finish(files)
     _mark(files)
     shutil.rmtree(folder, ignore_errors=True)  # an incomplete older folder
@@ -410,13 +418,37 @@ def _mark(files: Path) -> None:
     (files / MARKER).write_text(json.dumps(listed, indent=1), encoding="utf-8")
 
 
-def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> None:
-    progress(f"{jar_set.name}: fetching jars from Maven Central")
+class Downloads:
+    """Reports the files of a download, with at most one line in ``DOWNLOAD_SECONDS``.
+
+    ``name``: name of the set of jars. ``clock``: returns seconds.
+
+    Attributes:
+        files: Number of files whose download has begun.
+    """
+
+    def __init__(self, name: str, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self.files = 0
+        self._name = name
+        self._progress = progress
+        self._clock = clock
+        self._reported = clock()
+
+    def begun(self, file: str) -> None:
+        """Count a file whose download begins, and report it unless the last line is recent."""
+        self.files += 1
+        now = self._clock()
+        if now - self._reported >= DOWNLOAD_SECONDS:
+            self._reported = now
+            self._progress(f"{self._name}: downloading file {self.files} ({file})")
+
+
+def _retrieve(work: Path, jar_set: JarSet, downloads: Downloads, *, progress: Progress, lock: int) -> None:
     # A Java from PyPI does not trust this machine's own authorities. The system's Java may trust more, so it
     # is tried first.
     trust: list[str] = []
     for attempt in range(1, _ATTEMPTS + 1):
-        code, tail = _run(_ivy_command(work, trust), jar_set.name, progress=progress, lock=lock)
+        code, tail = _run(_ivy_command(work, trust), downloads, lock=lock)
         if code == 0:
             return
         if attempt < _ATTEMPTS:
@@ -434,7 +466,7 @@ def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> 
     )
 
 
-def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tuple[int, list[str]]:
+def _run(command: list[str], downloads: Downloads, *, lock: int) -> tuple[int, list[str]]:
     tail: list[str] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=(lock,)
@@ -443,7 +475,7 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
             for line in process.stdout or ():
                 text = line.strip(" .\t\n")
                 if text.startswith("downloading "):
-                    progress(f"{name}: {text.rpartition('/')[2]}")
+                    downloads.begun(text.rpartition("/")[2])
                 elif text:
                     tail = [*tail[-_SHOWN_LINES:], text]
         except BaseException:

@@ -68,6 +68,17 @@ class SnapshotControl:
         """Return True if a snapshot is requested and not cancelled."""
         return self.started > max(0, self.cancelled)
 
+    def is_begun(self, progress: Progress | None, batch: int) -> bool:
+        """Return True if a worker may have begun the requested snapshot.
+
+        ``progress``: the table's progress after its last batch, or None if the state store does not have it.
+        ``batch``: number of the table's last batch, or 0. If batches were applied and their progress is not
+        known, any of them may have begun the snapshot.
+        """
+        if progress is None:
+            return batch > 0
+        return progress.snapshot is not None and progress.snapshot.number >= self.started
+
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
@@ -413,8 +424,8 @@ def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressErro
         "from a backup. You have three options. 1. Restore a backup that has all batches. 2. If the rows are "
         f"exactly those of batch {progress.batch}, accept it with `tidesink accept-restored "
         f"{shlex.quote(str(table))}` and start the worker again. It then reads the later changes again. "
-        "3. Remove the table and its progress from the target. The worker then loads it from the start of its "
-        "topic.",
+        "3. Remove the table and its progress from the target. The worker then loads it from the start of "
+        "its topic.",
         table=str(table),
     )
 

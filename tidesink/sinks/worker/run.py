@@ -73,6 +73,8 @@ GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
 # Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
+# Maximum number of seconds between two of these lines.
+_MOST_PAUSE: Final = 30.0
 # The JVM's connections break a moment before its process ends.
 _JVM_END_SECONDS: Final = 2.0
 # A table whose watermarks were not read for this many intervals is preferred for every second batch.
@@ -130,10 +132,35 @@ def opening_line(opening: Sequence[TableId], opened: int, tables: int) -> str:
     return f"opening {opened + len(opening)} of {tables} tables: {names}"
 
 
+class Pace:
+    """Decides when the next progress line is due: after some seconds, then after twice the time, and so on.
+
+    ``clock``: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to wait for the first line now."""
+        self._last, self._lines = self._clock(), 0
+
+    def is_due(self, first: float) -> bool:
+        """Return True if a line is due. ``first``: seconds before the first line."""
+        return self._clock() - self._last >= min(first * (1 << self._lines), _MOST_PAUSE)
+
+    def told(self) -> None:
+        """Record that a line was written."""
+        self._last = self._clock()
+        # The limit is reached soon, and the power of two must not grow without end.
+        self._lines = min(self._lines + 1, 10)
+
+
 class Worker:
     """One run of a worker over all tables of a pipeline.
 
-    ``opening_seconds``: seconds between two progress lines while tables are opened (``opening_line``).
+    ``opening_seconds``: seconds before the first progress line while tables are opened (``opening_line``).
     """
 
     opening_seconds = 3.0
@@ -183,11 +210,12 @@ class Worker:
             self._cuts = Cuts(context, cuts, bounds)
         self._gave_overdue = False
         self._abandoned = False
-        self._told_opening = time.monotonic()
+        self._pace = Pace()
 
     def run(self) -> RunReport:
         """Run the main loop until the run ends, and return a report on each table."""
-        started = self._told_opening = time.monotonic()
+        started = time.monotonic()
+        self._pace.begin()
         self._context.listeners.hear(Waiting("asking Kafka for the topics' end offsets"))
         try:
             with threads_tagged(self._job_tag):
@@ -284,9 +312,8 @@ class Worker:
         return self._rest(idle)
 
     def _tell_opening(self) -> None:
-        """Send a progress line every few seconds while tables are opened or topics are searched."""
-        now = time.monotonic()
-        if now - self._told_opening < self.opening_seconds:
+        """Send a progress line now and then while tables are opened or topics are searched."""
+        if not self._pace.is_due(self.opening_seconds):
             return
         tables = list(self._table_tasks)
         opening = [table_task.table for table_task in self._busy.values() if table_task.is_opening]
@@ -296,7 +323,7 @@ class Worker:
             what = "looking up which tables the topics hold"
         else:
             return
-        self._told_opening = now
+        self._pace.told()
         self._context.listeners.hear(Waiting(what))
 
     def _moves_bound(self, seen: Look | SourceError) -> bool:

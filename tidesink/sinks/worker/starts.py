@@ -166,6 +166,10 @@ class Start:
         self._store = store
         self._brokers = brokers
         self._known: KnownStart | None = None
+        # False if the state store does not have the start yet, because it did not answer.
+        self._is_stored = True
+        # The topic's offsets when this worker first saw it.
+        self._seen: TopicOffsets | None = None
         # True if this worker resolved the start, and did not load it from the state store.
         self._is_new = False
 
@@ -210,15 +214,22 @@ class Start:
         """Load the start from the state store. If the state store does not have it, resolve and store it.
 
         The stored start is resolved again if the setting has changed and nothing was applied yet, or if the
-        topic was replaced.
+        topic was replaced. If the state store does not answer, ``latest`` keeps the end offsets that were
+        seen first, and the next call stores them.
 
         Raises:
             ConfigError: the setting names offsets that the topic does not have, or a time in the future.
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
-        if self.is_settled(offsets) or not offsets.partitions:
+        if not offsets.partitions:
             return
+        if self.is_settled(offsets):
+            if not self._is_stored:
+                self._store_known()
+            return
+        if self._seen is None or is_other_topic(self._seen.topic_id, offsets.topic_id):
+            self._seen = offsets
         setting, table = said_of(self._settings.start), self._settings.table
         start = known_start(self._store, self._pipeline, table, self._topic)
         begun = self._begun(start)
@@ -230,7 +241,7 @@ class Start:
             # The table read its topic from the beginning: with ``earliest``, or before the setting existed.
             self._known = KnownStart("earliest", offsets.topic_id, NO_STARTS)
         else:
-            self.begin(offsets)
+            self.begin(self._seen if self.moves_with_time else offsets)
 
     def begin(self, offsets: TopicOffsets) -> None:
         """Resolve and store the start of a table to which no record was applied yet.
@@ -240,8 +251,9 @@ class Start:
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
-        self._save(offsets.topic_id, resolved(self._settings.start, offsets, self._brokers))
+        starts = resolved(self._settings.start, offsets, self._brokers)
         self._is_new = True
+        self._save(offsets.topic_id, starts)
 
     def lower(self, applied: Mapping[int, int]) -> bool:
         """Lower the start to the applied offsets, if this worker has resolved it. Return True if it changed.
@@ -265,9 +277,14 @@ class Start:
         return True
 
     def _save(self, topic_id: str, offsets: Starts) -> None:
+        self._known, self._is_stored = KnownStart(said_of(self._settings.start), topic_id, offsets), False
+        self._store_known()
+
+    def _store_known(self) -> None:
+        """Store the start. Before this succeeds, no record of the table may be applied."""
+        assert self._known is not None  # noqa: S101  (it was resolved)
         status = self._store.status_of(self._pipeline, self._settings.table)
-        after = status.rank if status is not None else (0, 0, 0)
-        self._known = start = KnownStart(said_of(self._settings.start), topic_id, offsets, after)
+        self._known = start = self._known._replace(after=status.rank if status is not None else (0, 0, 0))
         document: Any = {
             "said": start.said,
             "topic-id": start.topic_id,
@@ -276,6 +293,7 @@ class Start:
         }
         name = _name(self._pipeline, self._settings.table, self._topic)
         self._store.save_document(_KIND, name, document)
+        self._is_stored = True
 
     def is_stale(self) -> bool:
         """Return True if the start belongs to a previous table of the same name and must be resolved again.
