@@ -169,8 +169,8 @@ def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
 ) -> None:
     """Nothing but what is asked knows of it yet."""
     path, report = _config(tmp_path), tmp_path / "report.jsonl"
-    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
-    report.write_text(f"{json.dumps(line)}\n")
+    differing = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(differing)}\n")
     words = ("resync", "shop.orders", "--differing", str(report))
     assert _run(path, "resync", "shop.orders")[0] == 0
     asked = _asked(store)
@@ -201,8 +201,10 @@ def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlS
     def shown() -> tuple[dict[str, Any], dict[str, Any], str, str]:
         requests = json.loads(_run(path, "status", "-o", "json")[1])["asked_to_snapshot"]
         tables = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
-        texts = (" ".join(_run(path, *words)[1].split()) for words in (("status",), ("snapshot", "status")))
-        return {**(requests or [{}])[0]}, {**tables[0]}, *texts
+        of_status, of_snapshots = (
+            " ".join(_run(path, *words)[1].split()) for words in (("status",), ("snapshot", "status"))
+        )
+        return {**(requests or [{}])[0]}, {**tables[0]}, of_status, of_snapshots
 
     request, snapshot, text, table = shown()
     assert (request, snapshot["state"], snapshot["rows"]) == ({}, "done", 77)
@@ -243,8 +245,8 @@ def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlS
     # One of some keys, which is cancelled.
     store.record_progress(Progress(ORDERS, "shop", 1, 6, snapshot=replace(begun, done=True)))
     store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=6, details={"snapshot": done}))
-    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
-    report.write_text(f"{json.dumps(line)}\n")
+    differing = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(differing)}\n")
     assert _run(path, "resync", "shop.orders", "--differing", str(report))[0] == 0
     assert shown()[0]["keys"] == 1
     assert "resync of 1 key requested at " in shown()[2]
@@ -281,8 +283,8 @@ def test_a_snapshot_beside_a_requested_rewind_is_refused(
     store.save_status(TableStatus("shop", other, "IDLE"))
     change_control(store, "shop", ORDERS, lambda control: control.rewound(_REWIND))
     report = tmp_path / "report.jsonl"
-    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
-    report.write_text(f"{json.dumps(line)}\n")
+    differing = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(differing)}\n")
     more = ("--differing", str(report)) if command == ("resync",) else ()
     for words in ((*command, "shop.other", "shop.orders"), (*command, "shop.orders", *more)):
         code, output = _run(path, *words)

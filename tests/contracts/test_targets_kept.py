@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.columns import ID
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.full import needs, quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable

@@ -136,7 +136,7 @@ def test_one_topic_without_an_answer_hides_no_other(brokers: str, topics: list[s
     calm, broken = topics
     fault = ""
 
-    class Faulty(Consumer):  # type: ignore[misc]
+    class Faulty(Consumer):
         """A consumer, to which one topic has no leader, or whose offsets nobody may see."""
 
         def list_topics(self, *named: Any, **how: Any) -> Any:
@@ -145,12 +145,14 @@ def test_one_topic_without_an_answer_hides_no_other(brokers: str, topics: list[s
                 found.topics[broken].partitions[0].leader = -1
             return found
 
-        def offsets_for_times(self, places: list[TopicPartition], **how: Any) -> list[TopicPartition]:
-            asks = broken in [one.topic for one in places]
+        def offsets_for_times(
+            self, partitions: list[TopicPartition], timeout: float = 60.0
+        ) -> list[TopicPartition]:
+            asks = broken in [one.topic for one in partitions]
             assert not (fault == "leaderless" and asks)
             if fault == "moved" and asks:
                 raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
-            answers = super().offsets_for_times(places, **how)
+            answers = super().offsets_for_times(partitions, timeout)
             return [_Refused(broken) if fault and one.topic == broken else one for one in answers]
 
     class _Refused(TopicPartition):
@@ -201,10 +203,10 @@ def test_a_user_who_may_not_ask_for_the_policy_reads_on(brokers: str, topics: li
     told = list[str]()
     error = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
-    class Refused(AdminClient):  # type: ignore[misc]
+    class Refused(AdminClient):
         """The client of a user who may not see the settings of topics."""
 
-        def describe_configs(
+        def describe_configs(  # type: ignore[override]  # the library's stub lacks the answer
             self, resources: list[ConfigResource], **_how: Any
         ) -> dict[ConfigResource, Future[Any]]:
             told.extend(one.name for one in resources)

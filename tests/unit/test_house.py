@@ -140,9 +140,10 @@ def _patches(text: str) -> Iterator[int]:
             found = "mock" in ".".join((module, *(alias.name for alias in node.names))).split(".")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             found = _replaces(node.func.attr, node.args[0], ours, others)
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            found = _first_name(node) in ours
         else:
-            is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-            found = is_set and _first_name(node) in ours
+            continue
         if found:
             yield node.lineno
 
