@@ -31,7 +31,7 @@ from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyOptions, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake import batches as lake_batches
 from tidesink.sinks.targets.lake import files as lake_files
@@ -206,9 +206,8 @@ def history_batch(
         frame=frame_of(lake.spark, given, rows),
         payloads=payloads_of(lake.spark, given, rows),
         key_range=key_range(given, rows),
-        mode="history",
-        history=names,
         since=min(row.commit_ts or 0 for row in rows),
+        how=ApplyOptions(mode="history", history=names),
     )
 
 

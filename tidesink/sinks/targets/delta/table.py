@@ -459,7 +459,7 @@ class DeltaTable(DeltaColumns):
                 table=str(self._table),
             )
         self._compaction.run_if_due()
-        if batch.mode == "history":
+        if batch.how.mode == "history":
             return writes.result_of(done, batch)
         result = result_of(done.commit, batch)
         if result.stale and not stale_known:
@@ -525,7 +525,7 @@ class DeltaTable(DeltaColumns):
         with self._translating(reading_error):
             schema.check_partitions(self._partitioned_by, batch)
         text = self._entry_text(batch, progress)
-        batch.on_staged()
+        batch.hooks.on_staged()
         try:
             self._commit(batch, progress, text)
         except SPARK_ERRORS as exc:
@@ -566,7 +566,7 @@ class DeltaTable(DeltaColumns):
         """
         staged = self._files.stage(batch, plan)
         text = self._entry_text(batch, progress, staged.counts)
-        batch.on_staged()
+        batch.hooks.on_staged()
         version = progress.txn_version
         try:
             self._files.commit(
@@ -590,7 +590,7 @@ class DeltaTable(DeltaColumns):
         return True
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
-        if batch.mode == "history" and not batch.empty:
+        if batch.how.mode == "history" and not batch.empty:
             writes.commit_versions(
                 self._session,
                 self._log,
@@ -620,7 +620,7 @@ class DeltaTable(DeltaColumns):
             )
             return
         self._show(batch)
-        sql = self._statement(_VIEW, batch, appends=first_load or batch.mode == "append")
+        sql = self._statement(_VIEW, batch, appends=first_load or batch.how.mode == "append")
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),
             source_of(self._session, batch),
