@@ -58,10 +58,12 @@ from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
+    Chosen,
     KnownColumns,
     Pending,
     Policies,
     SchemaDecision,
+    SettledNames,
     decide_changes,
     settle_names,
     source_columns_of,
@@ -276,6 +278,7 @@ class Batch:
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
         self._row_ddl: tuple[RowDdl, ...] | None = None
         self._row_decision = RowDecision(decided=hold.progress.decided)
+        self._settled_names = SettledNames()
 
     def run(self) -> BatchOutcome:
         """Reads, reduces and applies the batch.
@@ -373,8 +376,9 @@ class Batch:
             TableEmptiesError: A statement requires that the table is emptied before the batch.
         """
         # Renames come first, because a table that is emptied gets the columns of the rows after the DDL.
-        if settle_names(self._hold.table, self._decoding, self._policies):
-            self._context.choices.keep(self._policies.chosen, self._hold.progress)
+        self._settled_names = settle_names(self._hold.table, self._decoding, self._policies)
+        if self._settled_names.renamed:
+            self._context.choices.keep(self._settled_names.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
         topic, statements = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
         self._row_decision = decide_rows(statements, self._policies, self._hold.progress, topic)
@@ -595,9 +599,15 @@ class Batch:
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
-            self._context.choices.keep(self._policies.chosen, progress)
+            self._context.choices.keep(self._policy_choices(decision), progress)
         with self._step("evolved"):
             return self._evolved(decision)
+
+    def _policy_choices(self, decision: SchemaDecision) -> Chosen:
+        """Returns the decisions that policies in the config made for the batch: on renames, on DDL that
+        changes rows, and on the columns (``decision``).
+        """
+        return {**self._settled_names.chosen, **self._row_decision.chosen, **decision.chosen}
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         """Applies a batch after its changes were reduced: decides on schema changes, writes dead letters,
