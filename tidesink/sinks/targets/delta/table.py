@@ -49,11 +49,11 @@ from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWr
 from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
-from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
+from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table, result_of
 from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
-from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
+from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
@@ -459,10 +459,8 @@ class DeltaTable(DeltaColumns):
                 table=str(self._table),
             )
         self._compaction.run_if_due()
-        if batch.how.mode == "history":
-            return writes.result_of(done, batch)
-        result = result_of(done.commit, batch)
-        if result.stale and not stale_known:
+        result = result_of(done, batch)
+        if batch.sequenced and result.stale and not stale_known:
             with self._translating(reading_error):
                 self._show(batch)
                 check_stale(

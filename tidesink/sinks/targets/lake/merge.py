@@ -42,7 +42,6 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.column_changes import literal_text
-from tidesink.sinks.targets.delta.log import Commit
 from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
@@ -381,43 +380,6 @@ def rows_that_live(frame: DataFrame, columns: Sequence[TargetColumn], shard: Sha
 def rows_of(shard: Shard) -> str:
     """Return an SQL condition that selects the rows of a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
-
-
-def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
-    """Return a batch's row counts from the metrics of its commit in Delta.
-
-    Delta counts soft deletes as updates. So the number of rows marked as deleted is the number of inserted
-    and updated rows minus the number of upserts.
-
-    Raises:
-        AccountingError: the metrics are impossible for a batch of this size.
-    """
-    if commit.operation == "WRITE":
-        inserted = commit.metrics.get("numOutputRows", 0)
-        absent = 0 if batch.sequenced else batch.deletes
-        return ApplyResult(inserted, 0, 0, absent, str(commit.version))
-    if batch.truncates:
-        deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
-        return ApplyResult(0, 0, deleted, 0, str(commit.version))
-    if commit.operation != "MERGE":
-        return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
-    inserted = commit.metrics.get("numTargetRowsInserted", 0)
-    updated = commit.metrics.get("numTargetRowsUpdated", 0)
-    if batch.sequenced:
-        left = batch.upserts + batch.deletes - inserted - updated
-        return ApplyResult(inserted, updated, 0, 0, str(commit.version), stale=left)
-    deleted = commit.metrics.get("numTargetRowsDeleted", 0)
-    if batch.how.delete_mode == "soft":
-        deleted = inserted + updated - batch.upserts
-        updated -= deleted
-    if not 0 <= deleted <= batch.deletes or updated < 0:
-        raise AccountingError(
-            f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes. Compare the table with `tidesink diff`, "
-            "and report this with the log.",
-            table=str(batch.shape.table),
-        )
-    return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
