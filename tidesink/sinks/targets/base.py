@@ -715,12 +715,16 @@ class PreflightChecks(ABC):
     @abstractmethod
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Return a table's limits and warnings at the target, except those that follow from its
-        ``Capabilities``.
+        ``Capabilities`` and those of ``omission_limits``.
 
         Raises:
             SchemaRefusedError: the target can never store such a table.
             ConfigError: the pipeline cannot store this table there.
         """
+
+    def omission_limits(self, config: Config, shape: TargetSchema) -> tuple[Limit, ...]:  # noqa: ARG002
+        """Return the further limits of a table if the source may omit values that did not change."""
+        return ()
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:  # noqa: ARG002
         """Return the SQL statements that grant the target's user its missing privileges for source tables.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cas
 
 import structlog
 
-from tidesink.codecs.open import CODECS
 from tidesink.errors import AccountingError, TidesinkError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.session import in_session
@@ -421,11 +420,14 @@ class LakePreflight(PreflightChecks):
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
+    def omission_limits(self, config: Config, shape: TargetSchema) -> tuple[Limit, ...]:
+        """Return the batches with omitted values that will need a MERGE, as limits to show."""
+        if config.table_config(shape.source).sequence_by != "source":
+            return ()
+        what = "batches with `sequence_by: source` in which the source omitted values"
+        return (Limit("merge", _MERGED.format(what)),)
+
     def _merged(self, config: Config, shape: TargetSchema) -> Iterator[Limit]:
-        settings = config.table_config(shape.source)
-        if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
-            what = "batches with `sequence_by: source` in which the source omitted values"
-            yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
             yield Limit("merge", _MERGED.format("batches of a table with a float in its key"), floats)
