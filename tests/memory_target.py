@@ -211,18 +211,18 @@ class MemoryTable(MemoryColumns):
                 return done
             version = state.version + 1
             check_order(batch, state.columns, table=self._table)
-            if batch.mode == "history":
+            if batch.how.mode == "history":
                 rows, result = merged_versions(state.rows, batch, _rows_of(batch), version=version)
             elif batch.truncates:
                 rows, result = _emptied(state.rows, batch, version=version)
-            elif batch.mode == "append":
+            elif batch.how.mode == "append":
                 rows, result = _appended(state.rows, batch, version=version)
             elif batch.sequenced:
                 state.columns |= {SOFT_DELETE_COLUMN: "boolean", SEQUENCE_COLUMN: SEQUENCE_DDL}
                 rows, result = _sequenced(state.rows, batch, version=version)
             else:
                 rows, result = _merged(state.rows, batch, state.columns, version=version)
-            batch.on_staged()
+            batch.hooks.on_staged()
             state.rows, ledger.progress, ledger.applied = rows, progress, result
             ledger.known = frozenset(names_of(batch.shape)) | (ledger.known or frozenset())
             state.version += 1
@@ -292,7 +292,7 @@ def _of(row: Mapping[str, Any], shard: Shard | None) -> bool:
 
 
 def _emptied(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:
-    soft = batch.delete_mode == "soft"
+    soft = batch.how.delete_mode == "soft"
     own = {key: row for key, row in rows.items() if _of(row, batch.shape.shard)}
     living = [key for key, row in own.items() if not row.get(SOFT_DELETE_COLUMN)]
     marked = {key: {**row, SOFT_DELETE_COLUMN: True} for key, row in own.items()} if soft else {}
@@ -311,7 +311,7 @@ def _appended(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows,
 def _merged(
     rows: _Rows, batch: ReducedBatch, columns: Mapping[str, str], *, version: int
 ) -> tuple[_Rows, ApplyResult]:
-    soft = batch.delete_mode == "soft"
+    soft = batch.how.delete_mode == "soft"
     mark = {SOFT_DELETE_COLUMN: False} if SOFT_DELETE_COLUMN in columns else {}
     merged = dict(rows)
     inserted = updated = deleted = absent = 0
@@ -349,7 +349,8 @@ def _sequenced(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows
             stale += 1
             continue
         inserted, updated = (inserted + 1, updated) if stored is None else (inserted, updated + 1)
-        kept = stored if stored is not None and (row.op == "upsert" or batch.delete_mode == "soft") else {}
+        keeps = row.op == "upsert" or batch.how.delete_mode == "soft"
+        kept = stored if stored is not None and keeps else {}
         marks = {SOFT_DELETE_COLUMN: row.op == "delete", SEQUENCE_COLUMN: row.sequence}
         written = {**row.key, **_on_delete(row, batch)} if row.op == "delete" else row.after or {}
         merged[key] = {**kept, **written, **marks}
@@ -358,7 +359,7 @@ def _sequenced(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows
 
 def _on_delete(row: ReducedRow, batch: ReducedBatch) -> dict[str, Any]:
     """What a soft delete writes besides its mark."""
-    return {name: (row.after or {}).get(name) for name in batch.on_delete}
+    return {name: (row.after or {}).get(name) for name in batch.how.on_delete}
 
 
 def _kept(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> tuple[str, ...]:
@@ -366,7 +367,7 @@ def _kept(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch
     gone = stored is None or row.after_delete or bool(stored.get(SOFT_DELETE_COLUMN))
     if not (row.kept and gone):
         return row.kept
-    if batch.lenient:
+    if batch.how.lenient:
         return ()
     raise ValueNotStoredError(NOT_STORED.format(columns=", ".join(row.kept)), table=str(batch.shape.table))
 
@@ -377,7 +378,7 @@ def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
         return
     if batch.frame is None:
         return
-    dated = ["_commit_ts"] if batch.mode == "history" else []
+    dated = ["_commit_ts"] if batch.how.mode == "history" else []
     more = [
         *dated,
         *(("_kept", "_after_delete") if batch.keeps else ()),
@@ -435,7 +436,7 @@ def _by_key(
 
 
 def _kind(row: ReducedRow, batch: ReducedBatch) -> Kind:
-    if batch.reads:
+    if batch.how.reads:
         return Kind.READ
     return Kind.WRITE if row.op == "upsert" else Kind.DELETE
 
@@ -449,6 +450,6 @@ def _values(row: ReducedRow) -> Mapping[str, Any]:
 
 
 def _times(span: Span, batch: ReducedBatch) -> dict[str, object]:
-    if batch.history is None:
+    if batch.how.history is None:
         raise TargetError("the batch does not name the columns of a history", table=str(batch.shape.table))
-    return span_values(span, batch.history)
+    return span_values(span, batch.how.history)

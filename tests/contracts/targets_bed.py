@@ -16,6 +16,7 @@ from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,
+    ApplyOptions,
     ApplyResult,
     DeleteMode,
     ReducedBatch,
@@ -126,13 +127,11 @@ class Bed:
             len(deletes),
             frame=frame_of(self.spark, shape, rows) if self.spark else None,
             rows=None if self.spark else rows,
+            payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs else None,
             key_range=key_range(shape, rows),
-            delete_mode=delete_mode,
             keeps=bool(kept),
             sequenced=bool(at),
-            on_delete=tuple(on_delete or ()),
-            lenient=lenient,
-            payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs else None,
+            how=ApplyOptions(delete_mode=delete_mode, on_delete=tuple(on_delete or ()), lenient=lenient),
         )
 
     def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.contracts.sql_beds import DATABASES
 from tests.contracts.targets_bed import shape
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.load import ATTEMPT, STAGED_BESIDES, staged_columns
 from tidesink.sinks.targets.sql.location import Place, place_in
@@ -108,7 +108,8 @@ def test_the_staging_table_of_any_batch_has_room_beside_as_many_columns_as_a_tab
 ) -> None:
     """A batch of every kind at once, of which no batch has more."""
     room = server.limits.room
-    wide = ReducedBatch(of_columns(room), 1, 0, keeps=True, sequenced=True, mode="history")
+    history = ApplyOptions(mode="history")
+    wide = ReducedBatch(of_columns(room), 1, 0, keeps=True, sequenced=True, how=history)
     besides = set(STAGED_BESIDES[server.dialect.database])
     assert server.stage(wide) == besides | {f"c{at}" for at in range(room)}
     assert server.limits.room + len(besides) == server.limits.columns

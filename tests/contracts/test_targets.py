@@ -13,7 +13,7 @@ from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row,
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyHooks, Claim
 
 pytestmark = quick_on("memory", "delta", "iceberg", "postgres")
 
@@ -92,7 +92,7 @@ def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
 
     batch = bed.batch(SHAPE, [row(1, "b"), row(2)], [{"id": 3}])
     with pytest.raises(InterruptedError):
-        table.apply(replace(batch, on_staged=crash), progress(epoch, 2))
+        table.apply(replace(batch, hooks=ApplyHooks(on_staged=crash)), progress(epoch, 2))
     assert seen == [progress(epoch, 1), [row(1)] if bed.keeps_rows else None]
     assert bed.rows() == ([row(1)] if bed.keeps_rows else [row(1, "b"), row(2)])
     again = bed.reopen().open_table(SHAPE, pipeline="shop")

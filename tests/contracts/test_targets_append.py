@@ -14,7 +14,7 @@ from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shap
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, TargetTable
 from tidesink.sinks.targets.modes import (
     COMMIT_TS,
     INDEX,
@@ -41,7 +41,7 @@ def image(offset: int, op: str = "insert", index: int = 0, **values: Any) -> Row
 
 
 def log_of(bed: Bed, rows: Sequence[Row], columns: TargetSchema = SHAPE) -> ReducedBatch:
-    return replace(bed.batch(columns, rows), mode="append")
+    return replace(bed.batch(columns, rows), how=ApplyOptions(mode="append"))
 
 
 def held(bed: Bed) -> list[Row]:

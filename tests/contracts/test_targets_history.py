@@ -27,7 +27,7 @@ from tests.full import FULL, needs, quick_on
 from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
+from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, ReducedRow, TargetTable
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema, without
 
@@ -88,15 +88,15 @@ def batch_of(
         payloads=payloads_of(bed.spark, of, rows) if bed.spark and bed.packs else None,
         rows=None if bed.spark else rows,
         key_range=key_range(of, rows),
-        mode="history",
-        history=names,
         since=min((event.at * _SECOND for event in events), default=None),
+        how=ApplyOptions(mode="history", history=names),
     )
 
 
 def part_of(bed: Bed, reads: Sequence[Event]) -> ReducedBatch:
     """Rows as a snapshot read them, of one key one a moment."""
-    return replace(batch_of(bed, reads), since=None, reads=True)
+    batch = batch_of(bed, reads)
+    return replace(batch, since=None, how=replace(batch.how, reads=True))
 
 
 def held(bed: Bed, of: TargetSchema = SHAPE, names: HistoryNames = NAMES) -> tuple[TargetTable, int]:
@@ -336,8 +336,9 @@ def test_a_table_does_not_change_between_rows_and_versions(bed: Bed) -> None:
 
 def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
     table, epoch = held(bed)
-    for what, words in (({"truncates": True}, "empties the table"), ({"keeps": True}, "omits values")):
-        batch = ReducedBatch(**{**vars(batch_of(bed, [Event(10, 1, "a")])), **what})
+    fine = batch_of(bed, [Event(10, 1, "a")])
+    emptying, omitting = replace(fine, truncates=True), replace(fine, keeps=True)
+    for batch, words in ((emptying, "empties the table"), (omitting, "omits values")):
         with pytest.raises(TargetError, match=words):
             table.apply(batch, progress(epoch, 1))
     assert bed.rows() == []
@@ -348,7 +349,7 @@ def test_numbers_of_a_commit_that_are_not_those_of_the_batch_stop_the_table() ->
     from tidesink.sinks.targets.lake.merge import history_result
     from tidesink.sinks.targets.lake.versions import Counts
 
-    batch = ReducedBatch(SHAPE, 2, 1, mode="history", history=NAMES)
+    batch = ReducedBatch(SHAPE, 2, 1, how=ApplyOptions(mode="history", history=NAMES))
     counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)
     assert did(history_result(counts, (2, 2, 0), batch, version="1")) == (2, 0, 1, 0)
     with pytest.raises(AccountingError, match="1 rows inserted"):

@@ -25,6 +25,7 @@ from tests.contracts.targets_bed import (
 from tests.contracts.test_targets_iceberg_files import OTHER, PLACE, reason
 from tests.contracts.test_targets_iceberg_partitions import made
 from tests.full import FULL
+from tidesink.sinks.targets.base import ApplyHooks
 from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable
 from tidesink.sinks.targets.iceberg.schema import pack_files
@@ -112,7 +113,7 @@ def test_a_delete_in_between_is_seen(iceberg: Bed) -> None:
     sql(iceberg, f"DELETE FROM {table.location} WHERE id = 2")
     assert writer.stage(batch, plan) is None
     delete = once(lambda: sql(iceberg, f"DELETE FROM {table.location} WHERE id = 3"))
-    result = table.apply(replace(batch, on_staged=delete), progress(1, 3))
+    result = table.apply(replace(batch, hooks=ApplyHooks(on_staged=delete)), progress(1, 3))
     assert (result.inserted, result.updated, result.deleted) == (1, 0, 1)
     assert iceberg.rows() == [row(3, "c")]
 
@@ -121,7 +122,8 @@ def test_an_upgrade_in_between_is_seen(iceberg: Bed) -> None:
     """No files of positions come into a table of format 3."""
     table = loaded_in(iceberg, 2)
     batch = iceberg.batch(SHAPE, [row(3, "c")], [{"id": 1}])
-    result = table.apply(replace(batch, on_staged=once(lambda: upgrade(iceberg, table))), progress(1, 3))
+    upgrading = ApplyHooks(on_staged=once(lambda: upgrade(iceberg, table)))
+    result = table.apply(replace(batch, hooks=upgrading), progress(1, 3))
     assert (result.updated, result.deleted) == (1, 1)
     assert [form for form, _ in deletes(iceberg, table)].count("PUFFIN") == 2
     assert iceberg.rows() == [row(2, "b"), row(3, "c")]

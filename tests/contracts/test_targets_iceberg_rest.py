@@ -17,7 +17,7 @@ from tests.contracts.test_targets_iceberg_files import altered, reason
 from tests.full import FULL
 from tests.iceberg_rest import RestCatalog, rest_catalog
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
-from tidesink.sinks.targets.base import TableMode
+from tidesink.sinks.targets.base import ApplyOptions, TableMode
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(
     table = rest.target.open_table(SHAPE, pipeline="shop")
     assert isinstance(table, IcebergTable)
     epoch = table.claim().epoch
-    first, second = (replace(rest.batch(SHAPE, [row(at)]), mode=mode) for at in (1, 2))
+    first, second = (replace(rest.batch(SHAPE, [row(at)]), how=ApplyOptions(mode=mode)) for at in (1, 2))
     table.apply(first, progress(epoch, 1))
     assert reason(rest, table, second) is None
     catalog.lost = [status]

@@ -11,7 +11,13 @@ from tests.columns import ID
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.full import needs, quick_on
 from tidesink.errors import ValueNotStoredError
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyOptions,
+    DeleteMode,
+    ReducedBatch,
+    TargetTable,
+)
 
 # Of targets that pass changes on: test_targets_messages.py.
 pytestmark = [quick_on("memory", "mysql"), needs("rows")]
@@ -96,7 +102,7 @@ def test_a_truncate_empties_the_table_once(bed: Bed, mode: DeleteMode) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode=mode)
     epoch = table.claim().epoch
     table.apply(bed.batch(SHAPE, [row(1, "a", 1), row(2, "b", 2)], delete_mode=mode), progress(epoch, 1))
-    empty = ReducedBatch(SHAPE, 0, 0, delete_mode=mode, truncates=True)
+    empty = ReducedBatch(SHAPE, 0, 0, truncates=True, how=ApplyOptions(delete_mode=mode))
     for number in (2, 2, 3):  # delivered again, and once more when nothing is left
         table.apply(empty, progress(epoch, number))
         assert [r["id"] for r in bed.rows() if not r.get(SOFT_DELETE_COLUMN)] == []

@@ -13,6 +13,7 @@ from tests.contracts.conftest import BEDS
 from tests.contracts.iceberg_disturbed import compact
 from tests.contracts.targets_bed import Bed, progress, row, shape, sql
 from tests.full import FULL
+from tidesink.sinks.targets.base import ApplyHooks
 from tidesink.sinks.targets.delta.table import DeltaTable
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 
@@ -51,7 +52,7 @@ def test_packed_between_a_step_and_the_commit(
 
     batch = bed.batch(SHAPE, [row(1, "c"), row(5)], [{"id": 3}], **mode)
     hook: dict[str, Any] = {step: pack}
-    result = table.apply(replace(batch, **hook), progress(epoch, 3))
+    result = table.apply(replace(batch, hooks=ApplyHooks(**hook)), progress(epoch, 3))
     assert len(reached) == 2
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     found = {one["id"]: one["name"] for one in bed.rows() if not one.get("_tidesink_deleted")}

@@ -20,6 +20,8 @@ from tests.full import each, quick_on
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.base import (
+    ApplyHooks,
+    ApplyOptions,
     ReducedBatch,
     RowFormat,
     StagedRowsRefusedError,
@@ -101,7 +103,8 @@ def test_rows_are_what_the_batches_make_of_them(bed: Bed, seed: int) -> None:
 def test_a_log_of_changes_takes_them_as_they_come(bed: Bed) -> None:
     table, epoch = _opened(bed)
     for number in (1, 2):
-        batch = replace(bed.batch(SHAPE, [row(number), row(number + 10)]), mode="append")
+        rows = [row(number), row(number + 10)]
+        batch = replace(bed.batch(SHAPE, rows), how=ApplyOptions(mode="append"))
         result = table.apply(_staged(table, batch), progress(epoch, number))
         assert result.inserted == 2
     assert [one["id"] for one in bed.rows()] == [1, 2, 11, 12]
@@ -150,7 +153,7 @@ def test_another_program_packs_the_table_before_the_commit(bed: Bed, step: str) 
 
     batch = _staged(table, bed.batch(SHAPE, [row(1, "c"), row(5)], [{"id": 3}]))
     hook: dict[str, Any] = {step: pack}
-    result = table.apply(replace(batch, **hook), progress(epoch, 3))
+    result = table.apply(replace(batch, hooks=ApplyHooks(**hook)), progress(epoch, 3))
     assert len(reached) == 2
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     assert {one["id"]: one["name"] for one in bed.rows()} == {1: "c", 2: "b", 4: "a", 5: "a"}

@@ -32,7 +32,7 @@ from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyOptions, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake.batches import FileLimits
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
@@ -186,9 +186,8 @@ def history_batch(
         frame=frame_of(lake.spark, given, rows),
         payloads=payloads_of(lake.spark, given, rows),
         key_range=key_range(given, rows),
-        mode="history",
-        history=names,
         since=min(row.commit_ts or 0 for row in rows),
+        how=ApplyOptions(mode="history", history=names),
     )
 
 

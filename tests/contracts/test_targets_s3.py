@@ -17,6 +17,7 @@ from tests.full import FULL, each
 from tests.s3_server import FOLDER, REGION, S3Bucket
 from tests.sessions import hadoop_settings
 from tidesink.errors import StaleProgressError
+from tidesink.sinks.targets.base import ApplyHooks
 from tidesink.sinks.targets.delta.table import DeltaTable
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake.files import FILE_DDL, NewFiles, RowsTask
@@ -150,7 +151,7 @@ def test_files_of_a_commit_that_was_refused_are_removed(lake: Bed, s3_bucket: S3
             )
             sql(lake, f"DELETE FROM {table.location} WHERE id = 3")  # noqa: S608
 
-    batch = replace(lake.batch(SHAPE, [row(2, "new"), row(7)]), on_staged=disturb)
+    batch = replace(lake.batch(SHAPE, [row(2, "new"), row(7)]), hooks=ApplyHooks(on_staged=disturb))
     assert lake.did(table.apply(batch, progress(1, 3)), (1, 1, 0, 0))
     assert len(written[0]) == 2
     assert not written[0] & set(s3_bucket.keys())

@@ -16,7 +16,7 @@ from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import StaleProgressError, TargetError
 from tidesink.events import Column, ColumnType, TableId, physical_ms
-from tidesink.sinks.targets.base import ReducedBatch, TargetTable
+from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch, TargetTable
 from tidesink.sinks.targets.cuts import CutTable
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.table import SqlTable
@@ -52,7 +52,8 @@ class _Worker:
         self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = (), outside: bool = False
     ) -> None:
         gone = [{"id": number} for number in deletes]
-        self.apply(name, replace(self.bed.batch(shape(table=name), rows, gone), outside=outside))
+        batch = self.bed.batch(shape(table=name), rows, gone)
+        self.apply(name, replace(batch, how=ApplyOptions(outside=outside)))
 
     def cut(
         self,
@@ -292,7 +293,7 @@ def test_a_table_is_emptied_while_it_is_left_out(sql: Bed) -> None:
     worker.put(TABLE, row(1))
     worker.cut(FIRST)
     worker.put(TABLE, row(2))
-    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True, outside=True))
+    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True, how=ApplyOptions(outside=True)))
     worker.put(TABLE, row(3), outside=True)
     assert (_seen(sql)[0], _excluded(sql)) == ({3: "a"}, {TABLE, OTHER})
     worker.close()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import pytest
 
 from tests.contracts.targets_bed import Bed, progress
-from tests.contracts.test_targets_history import Event, batch_of, did, held
+from tests.contracts.test_targets_history import Event, batch_of, did, held, part_of
 from tests.full import FULL, quick_on
 from tests.memory_target import MemoryTarget
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
@@ -77,9 +76,7 @@ def test_each_batch_of_reads_or_events_does_what_the_law_says(sql: Bed, seed: in
     for number, sent in enumerate([*order, *order], 1):
         results = []
         for bed, table, epoch in tables:
-            batch = batch_of(bed, sent.rows)
-            if sent.reads:
-                batch = replace(batch, reads=True, since=None)
+            batch = (part_of if sent.reads else batch_of)(bed, sent.rows)
             results.append(did(table.apply(batch, progress(epoch, number))))
         assert results[0] == results[1]
         assert stored(sql) == stored(law)

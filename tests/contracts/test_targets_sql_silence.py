@@ -17,7 +17,7 @@ from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row,
 from tests.full import quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.base import Claim
+from tidesink.sinks.targets.base import ApplyHooks, Claim
 from tidesink.sinks.targets.sql.dialect import Connections
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
@@ -54,7 +54,7 @@ def test_who_freezes_in_a_transaction_loses_the_table(sql: Bed, request: pytest.
     def freeze() -> None:
         freezing.frozen = lambda: claims.append(other.claim())
 
-    batch = replace(bed.batch(SHAPE, [row(1, "late"), row(2)]), on_staged=freeze)
+    batch = replace(bed.batch(SHAPE, [row(1, "late"), row(2)]), hooks=ApplyHooks(on_staged=freeze))
     with pytest.raises(CommitUnknownError):
         table.apply(batch, progress(1, 2))
     assert claims == [Claim(2, progress(2, 1))]

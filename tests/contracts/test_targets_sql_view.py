@@ -10,7 +10,7 @@ import pytest
 from tests.columns import ID
 from tests.contracts.sql_beds import target_of
 from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, row, shape
-from tests.contracts.test_targets_history import Event, batch_of
+from tests.contracts.test_targets_history import Event, batch_of, part_of
 from tests.contracts.test_targets_history import held as history_held
 from tests.full import quick_on
 from tidesink.errors import SchemaRefusedError
@@ -82,7 +82,7 @@ def test_of_a_history_the_current_versions_are_shown(sql: Bed) -> None:
     events = [Event(10, 1, "a"), Event(20, 1, "b"), Event(10, 2, "c"), Event(20, 2), Event(30, 3)]
     table.apply(batch_of(sql, events), progress(epoch, 1))
     assert len(sql.rows()) == 4
-    reads = replace(batch_of(sql, [Event(15, 4, "r")]), reads=True, since=None)
+    reads = part_of(sql, [Event(15, 4, "r")])
     table.apply(reads, progress(epoch, 2))
     shown = [(row[0], *row[3:]) for row in answers(sql, SHOWN)]
     assert shown == [(1, True, "b", 20), (4, True, "r", 15)]

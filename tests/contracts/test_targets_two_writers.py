@@ -13,7 +13,7 @@ from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import StaleProgressError, TransientTargetError
-from tidesink.sinks.targets.base import Claim, TargetTable
+from tidesink.sinks.targets.base import ApplyHooks, Claim, TargetTable
 
 SHAPE = shape()
 TURNS = 3
@@ -45,9 +45,9 @@ def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     # One without rows commits its progress in a way of its own.
     for number, batch in enumerate((bed.batch(SHAPE), changes), 2):
         other, claims, before = opened(bed), list[Claim](), bed.rows()
-        claiming = replace(batch, on_staged=partial(_claim, other, claims))
+        claim = ApplyHooks(on_staged=partial(_claim, other, claims))
         with pytest.raises(StaleProgressError):
-            holder.apply(claiming, progress(epoch, number))
+            holder.apply(replace(batch, hooks=claim), progress(epoch, number))
         epoch += 1
         assert claims == [Claim(epoch, progress(epoch, number - 1))]
         assert other.committed() == progress(epoch, number - 1)

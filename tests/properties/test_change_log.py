@@ -16,7 +16,7 @@ from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
+from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def batch_of(stream: list[Message]) -> ReducedBatch:
     assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)
     rows = [ReducedRow("upsert", row["key"], row["after"]) for row in found.to_apply]
     batch = ReducedBatch(log_shape(plan.shape), summary.upserts, 0, rows=rows)
-    return replace(batch, mode="append")
+    return replace(batch, how=ApplyOptions(mode="append"))
 
 
 def folded(rows: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -22,7 +22,7 @@ from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
+from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.modes import (
     FROM_COLUMN,
     READ_COLUMN,
@@ -125,9 +125,8 @@ def batch_of(events: list[ChangeEvent]) -> ReducedBatch:
         upserts,
         len(rows) - upserts,
         rows=rows,
-        mode="history",
-        history=NAMES,
         since=min((row.commit_ts or 0 for row in rows), default=None),
+        how=ApplyOptions(mode="history", history=NAMES),
     )
 
 
@@ -137,7 +136,8 @@ def part_of(reads: Iterable[Read]) -> ReducedBatch:
         ReducedRow("upsert", {"id": one.key}, {"id": one.key, "v": one.value}, commit_ts=one.at)
         for one in dict.fromkeys(reads)
     ]
-    return replace(batch_of([]), upserts=len(rows), rows=rows, since=None, reads=True)
+    how = ApplyOptions(mode="history", history=NAMES, reads=True)
+    return ReducedBatch(SHAPE, len(rows), 0, rows=rows, how=how)
 
 
 def batches_of(arrived: Iterable[ChangeEvent | Read]) -> list[ReducedBatch]:

@@ -51,7 +51,7 @@ def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omit
     found = SimpleNamespace(frame=_Unread(), payloads=payloads, staged=None, summary=BatchSummary(upserts=1))
     decided = SchemaDecision(shape_of(TableSchema(T, (ID, Column("_op", ColumnType("varchar"))))), omitted)
     reduced = batch._reduced_batch(Reduction(plan, cast("Any", found)), decided)
-    assert (reduced.frame, reduced.payloads, reduced.on_delete) == (None, payloads, ("_op",))
+    assert (reduced.frame, reduced.payloads, reduced.how.on_delete) == (None, payloads, ("_op",))
 
 
 class _StagingTable:

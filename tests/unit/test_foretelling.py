@@ -364,6 +364,15 @@ def test_what_kafka_has_no_message_for(protocol: str, kinds: set[str]) -> None:
     assert every & preflight(right({**reported, "target": target}), shape()).keys() == set()
 
 
+@pytest.mark.parametrize("target", ["delta", "iceberg"])
+@pytest.mark.parametrize("sequence", ["source", "kafka"])
+def test_a_lake_merges_omitted_values_in_the_order_of_the_source(target: str, sequence: str) -> None:
+    config = right({**DEBEZIUM, "defaults": {"sequence_by": sequence}, "target": TARGET[target]})
+    texts = [limit.text for limit in preflight_of(config, ALL, ["id"]).limits if limit.kind == "merge"]
+    assert len(texts) == (sequence == "source")
+    assert all("in which the source omitted values" in text for text in texts)
+
+
 def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:
     avro = {**TARGET["kafka"], "protocol": "flat-avro", "schema-registry": "http://r"}
     decimal = shape(ID, Column("d", ColumnType("decimal")))

@@ -13,7 +13,7 @@ from tests.unit.config_samples import FLAT_AVRO, right, wrong
 from tidesink.config import IcebergSettings
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.iceberg.ledger import Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import counts_beside, result_of
 from tidesink.sinks.targets.iceberg.table import place_of, try_target
@@ -79,7 +79,7 @@ def test_a_folder_is_tried_and_other_catalogs_are_spark_to_open(tmp_path: Path) 
 
 
 def batch(upserts: int, deletes: int, *, soft: bool = False) -> ReducedBatch:
-    return ReducedBatch(shape(), upserts, deletes, delete_mode="soft" if soft else "hard")
+    return ReducedBatch(shape(), upserts, deletes, how=ApplyOptions(delete_mode="soft" if soft else "hard"))
 
 
 # upserts, deletes, soft, the summary, rows to delete that were there -> inserted, updated, deleted, absent

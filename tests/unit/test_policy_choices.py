@@ -15,6 +15,7 @@ from tidesink.sinks.batch.schema_changes import (
     Policies,
     PolicyChoices,
     SchemaChange,
+    chosen_of,
     read_choices,
 )
 from tidesink.sinks.state.progress import Progress
@@ -85,7 +86,6 @@ def test_a_long_statement_is_cut(store: SqlStateStore) -> None:
 def test_what_people_decide_and_what_waits_is_no_choice_of_a_policy() -> None:
     policies = Policies(SchemaChanges(truncate="apply"), {DROPPED.digest: "ignore"}, CAPABILITIES)
     truncated, renamed = _truncated(1), SchemaChange("rename", "a", "a", "b", "1")
-    for change in (truncated, DROPPED, renamed, ADDED):
-        policies.decide(change)
-    assert policies.decide(renamed) == "pause"
-    assert policies.chosen == {truncated.digest: (truncated, "apply"), ADDED.digest: (ADDED, "apply")}
+    decided = [policies.decide(change) for change in (truncated, DROPPED, renamed, ADDED)]
+    assert [one.policy for one in decided] == ["apply", "ignore", "pause", "apply"]
+    assert chosen_of(decided) == {truncated.digest: (truncated, "apply"), ADDED.digest: (ADDED, "apply")}

@@ -28,7 +28,7 @@ from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.source_ddl import _change, _pending
+from tidesink.sinks.worker.source_ddl import _change, _decisions, _pending
 
 DATA: Final = Path(__file__).parents[1] / "golden" / "data"
 TOPIC: Final = "shop"
@@ -270,7 +270,7 @@ def test_a_topic_that_is_not_there_or_not_readable_is_told(tmp_path: Path) -> No
 def test_a_rename_of_a_column_is_shown_as_a_statement() -> None:
     """The target may have neither name, or both."""
     (found,) = (one for one in _read(_recorded()) if one.ddl.kind == "rename")
-    ((change, ways, reason),) = _pending([found], Policies(SchemaChanges(), {}, CAPABILITIES), "")
+    ((change, ways, reason),) = _pending(_decisions([found], Policies(SchemaChanges(), {}, CAPABILITIES)), "")
     shown = Pending(change, ways, reason).as_json()
     assert (shown["kind"], shown["statement"]) == ("rename", "ALTER TABLE live.a RENAME COLUMN v TO w")
     assert (shown["column"], shown["from"], shown["accepts"]) == ("", "", ["apply", "ignore"])
@@ -287,7 +287,7 @@ def test_who_decides(refusal: str) -> None:
 
     def waiting(accepted: Accepted, **changes: Any) -> list[tuple[str, ...]]:
         policies = Policies(SchemaChanges(**changes), accepted, CAPABILITIES)
-        return [one.accepts for one in _pending(found, policies, refusal)]
+        return [one.accepts for one in _pending(_decisions(found, policies), refusal)]
 
     assert waiting({}) == [ways, ways]
     assert waiting({}, partition="ignore") == []
@@ -354,7 +354,7 @@ def test_a_table_whose_new_columns_the_connector_did_not_read_waits(statement: s
     found = _read([_created(statement)])
     assert [(one.ddl.kind, one.ddl.table) for one in found] == [(kind, A) for kind in kinds]
     policies = Policies(SchemaChanges.model_validate({"drop-table": "apply"}), {}, CAPABILITIES)
-    waiting = _pending(found, policies, "") if kinds else ()
+    waiting = _pending(_decisions(found, policies), "") if kinds else ()
     assert [one.change.kind for one in waiting] == kinds[-1:]
     assert all("values under wrong names" in one.reason for one in waiting)
     # A connector that knew no table of the name has read them.

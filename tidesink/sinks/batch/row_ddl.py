@@ -12,12 +12,19 @@ each batch, up to its current end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
 from tidesink.ddl.row_changes import EMPTYING, RowDdl
-from tidesink.sinks.batch.schema_changes import Pending, Policies, SchemaChange
+from tidesink.sinks.batch.schema_changes import (
+    Chosen,
+    DecidedChange,
+    Pending,
+    Policies,
+    SchemaChange,
+    chosen_of,
+)
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.state.progress import Progress
 
@@ -51,12 +58,13 @@ class RowDecision:
     ``pending``: statements that wait for a person's decision. The batch is not applied until all of them are
     decided. ``empties``: the TSO up to which rows are void, if DDL empties the table, else None. The table is
     emptied before the batch is applied. ``decided``: the newest commit time among the known statements. It
-    becomes ``Progress.decided``.
+    becomes ``Progress.decided``. ``chosen``: the decisions that policies in the config made.
     """
 
     pending: tuple[Pending, ...] = ()
     empties: int | None = None
     decided: int | None = None
+    chosen: Chosen = field(default_factory=dict)
 
 
 class TableEmptiesError(Exception):
@@ -76,19 +84,24 @@ def decide_rows(
     """
     if statements is None or not policies.follows:
         return RowDecision(decided=progress.decided)
-    pending, empties = list[Pending](), list[int]()
+    pending, empties, decisions = list[Pending](), list[int](), list[DecidedChange]()
     for ddl in statements:
-        change, refusal = _change_of(ddl), _refusal(ddl, policies)
-        policy = "ignore" if is_decided(ddl, progress, topic) else policies.decide(change)
+        if is_decided(ddl, progress, topic):
+            continue
+        decision, refusal = policies.decide(_change_of(ddl)), _refusal(ddl, policies)
+        decisions.append(decision)
+        policy = decision.policy
         if policy == "pause" or (policy == "apply" and (refusal or ddl.moment is None)):
-            pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(ddl)))
+            waits = policies.pending(decision.change, reason=refusal)
+            pending.append(waits._replace(reason=refusal or _reason(ddl)))
         elif policy == "apply" and ddl.moment is not None:
             empties.append(ddl.moment)
     # One command decides all statements that are shown. So only statements with the same choices are shown
     # together, and the others after these are decided.
     shown = tuple(takewhile(lambda waiting: waiting.accepts == pending[0].accepts, pending))
     moments = (ddl.moment for ddl in statements if ddl.moment is not None)
-    return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
+    newest = max((progress.decided or 0, *moments))
+    return RowDecision(shown, max(empties, default=None), newest, chosen_of(decisions))
 
 
 def up_to(statements: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:

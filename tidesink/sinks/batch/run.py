@@ -58,10 +58,12 @@ from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
+    Chosen,
     KnownColumns,
     Pending,
     Policies,
     SchemaDecision,
+    SettledNames,
     decide_changes,
     settle_names,
     source_columns_of,
@@ -83,6 +85,8 @@ from tidesink.sinks.kafka.leader_epochs import follows
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.state.progress import LastRecord, Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import (
+    ApplyHooks,
+    ApplyOptions,
     ApplyResult,
     EvolveResult,
     ReducedBatch,
@@ -274,6 +278,7 @@ class Batch:
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
         self._row_ddl: tuple[RowDdl, ...] | None = None
         self._row_decision = RowDecision(decided=hold.progress.decided)
+        self._settled_names = SettledNames()
 
     def run(self) -> BatchOutcome:
         """Reads, reduces and applies the batch.
@@ -371,8 +376,9 @@ class Batch:
             TableEmptiesError: A statement requires that the table is emptied before the batch.
         """
         # Renames come first, because a table that is emptied gets the columns of the rows after the DDL.
-        if settle_names(self._hold.table, self._decoding, self._policies):
-            self._context.choices.keep(self._policies.chosen, self._hold.progress)
+        self._settled_names = settle_names(self._hold.table, self._decoding, self._policies)
+        if self._settled_names.renamed:
+            self._context.choices.keep(self._settled_names.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
         topic, statements = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
         self._row_decision = decide_rows(statements, self._policies, self._hold.progress, topic)
@@ -564,20 +570,17 @@ class Batch:
         self, progress: Progress, decision: SchemaDecision, *, truncates: bool
     ) -> BatchOutcome:
         """Commits progress without reading records. Also empties the table if ``truncates`` is True."""
-        context, settings = self._context, self._settings
+        context = self._context
         evolved = self._prepared(progress, decision)
         context.failpoints.reach("committing")
         batch = ReducedBatch(
             decision.given,
             0,
             0,
-            delete_mode=settings.deletes,
-            truncates=truncates,
             sequenced=self._sequenced,
-            mode=settings.mode,
-            history=self._history,
-            outside=self._hold.outside,
-            on_staged=self._commit_begins,
+            truncates=truncates,
+            how=self._apply_options(),
+            hooks=ApplyHooks(on_staged=self._commit_begins),
         )
         with self._step("committed"):
             result = self._commit(batch, progress)
@@ -596,9 +599,15 @@ class Batch:
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
-            self._context.choices.keep(self._policies.chosen, progress)
+            self._context.choices.keep(self._policy_choices(decision), progress)
         with self._step("evolved"):
             return self._evolved(decision)
+
+    def _policy_choices(self, decision: SchemaDecision) -> Chosen:
+        """Returns the decisions that policies in the config made for the batch: on renames, on DDL that
+        changes rows, and on the columns (``decision``).
+        """
+        return {**self._settled_names.chosen, **self._row_decision.chosen, **decision.chosen}
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         """Applies a batch after its changes were reduced: decides on schema changes, writes dead letters,
@@ -628,7 +637,8 @@ class Batch:
             last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
         left = list[str]()
-        batch = replace(self._reduced_batch(reduction, schema_decision), on_left=left.append)
+        batch = self._reduced_batch(reduction, schema_decision)
+        batch = replace(batch, hooks=replace(batch.hooks, on_left=left.append))
         with self._step("committed"):
             result = self._commit(batch, progress)
         account = self._checked_account(reduction, result, rejected)
@@ -738,23 +748,33 @@ class Batch:
             upserts=summary.upserts,
             deletes=summary.deletes,
             frame=None if packed else self._frame(reduction, schema_decision),
-            key_range={first: summary.key_range} if summary.key_range else {},
-            delete_mode=self._settings.deletes,
-            keeps=summary.omitted > 0,
-            truncates=reduction.truncates,
-            sequenced=self._sequenced,
-            mode=self._settings.mode,
-            history=self._history,
-            since=summary.min_commit_ts,
-            on_delete=self._on_delete(shape),
-            lenient=self._settings.ignore_null_updates or self._hold.loads or self._reads_again,
+            checkpointed=self._checkpoints,
             payloads=range_frame.payloads,
             staged=range_frame.staged,
-            checkpointed=self._checkpoints,
+            key_range={first: summary.key_range} if summary.key_range else {},
+            keeps=summary.omitted > 0,
+            sequenced=self._sequenced,
+            since=summary.min_commit_ts,
+            truncates=reduction.truncates,
+            how=replace(
+                self._apply_options(),
+                on_delete=self._on_delete(shape),
+                lenient=self._settings.ignore_null_updates or self._hold.loads or self._reads_again,
+            ),
+            hooks=ApplyHooks(
+                on_staged=self._commit_begins,
+                on_written=self._context.failpoints.if_armed("written"),
+                on_located=lambda: self._context.failpoints.reach("located"),
+            ),
+        )
+
+    def _apply_options(self) -> ApplyOptions:
+        """Returns the options that do not depend on the batch's rows."""
+        return ApplyOptions(
+            mode=self._settings.mode,
+            delete_mode=self._settings.deletes,
+            history=self._history,
             outside=self._hold.outside,
-            on_staged=self._commit_begins,
-            on_written=self._context.failpoints.if_armed("written"),
-            on_located=lambda: self._context.failpoints.reach("located"),
         )
 
     def _on_delete(self, shape: TargetSchema) -> tuple[str, ...]:

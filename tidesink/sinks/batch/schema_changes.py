@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
@@ -136,8 +136,6 @@ class Policies:
         projection: The columns that the config chooses, excludes or renames. If it names a column, adding
             this column to the target needs no decision.
         added: The columns that the table's mode adds to the target.
-        chosen: By digest, the changes that the policies in the config have decided while this batch was
-            prepared. They are stored only if no change waits.
     """
 
     said: SchemaChanges
@@ -146,7 +144,6 @@ class Policies:
     logs: bool = False
     projection: Projection = Projection()  # noqa: RUF009 - it is frozen
     added: tuple[str, ...] = ()
-    chosen: dict[str, tuple[SchemaChange, ChangePolicy]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
@@ -174,20 +171,18 @@ class Policies:
         """
         return "rows" in self.capabilities.features and not self.logs
 
-    def decide(self, change: SchemaChange) -> ChangePolicy:
+    def decide(self, change: SchemaChange) -> DecidedChange:
         """Returns the decision on a change: a person's decision, or else the policy in the config.
 
         Changes that the target cannot apply must be rejected by the caller first.
         """
         if change.kind == "add" and fold_name(change.column) in self.projection.asked:
-            return "apply"
+            return DecidedChange(change, "apply")
         accepted = self.accepted_as(change)
         if accepted is not None:
-            return accepted
+            return DecidedChange(change, accepted)
         policy = self.said.policy(change.kind)
-        if policy != "pause":
-            self.chosen[change.digest] = change, policy
-        return policy
+        return DecidedChange(change, policy, by_config=policy != "pause")
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
         """Returns a person's decision on a schema change, or None if no person has decided."""
@@ -212,14 +207,29 @@ class Policies:
 class DecidedChange(NamedTuple):
     """A schema change and the decision on it.
 
-    ``policy``: the decision. ``reason``: why the change cannot be applied, or empty. ``possible_rename``:
-    why the change waits although its policy is not ``pause``, or empty.
+    Attributes:
+        change: The change.
+        policy: The decision.
+        by_config: True if a policy in the config made the decision. False if a person made it, if the config
+            names the column, or if the change waits for a person.
+        reason: Why the change cannot be applied, or empty.
+        possible_rename: Why the change waits although its policy is not ``pause``, or empty.
     """
 
     change: SchemaChange
     policy: ChangePolicy
+    by_config: bool = False
     reason: str = ""
     possible_rename: str = ""
+
+
+def chosen_of(decided: Iterable[DecidedChange]) -> Chosen:
+    """Returns the decisions that policies in the config made, by the digest of the change."""
+    return {
+        decided_change.change.digest: (decided_change.change, decided_change.policy)
+        for decided_change in decided
+        if decided_change.by_config
+    }
 
 
 @dataclass(frozen=True)
@@ -232,6 +242,7 @@ class SchemaDecision:
         pending: Changes that wait for a person. If there are any, the batch is not applied.
         drops: Columns of the target that are dropped before the batch.
         warnings: Warnings for the user.
+        chosen: The decisions among them that policies in the config made.
     """
 
     given: TargetSchema
@@ -239,6 +250,7 @@ class SchemaDecision:
     pending: tuple[Pending, ...] = ()
     drops: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    chosen: Chosen = field(default_factory=dict)
 
 
 def decide_changes(
@@ -264,11 +276,8 @@ def decide_changes(
         for change in _grown(gap, shape, policies.projection)
         if not (change.kind == "add" and fold(change.column) in dropped_columns)
     ]
-    narrowed = (
-        [DecidedChange(change, policies.decide(change)) for change in _narrowed(gap, shape, reported)]
-        if reported
-        else []
-    )
+    narrowed = [policies.decide(change) for change in _narrowed(gap, shape, reported)] if reported else []
+    decided = (*dropped, *grown, *narrowed)
     ignored = tuple(
         decided_change.change.column
         for decided_change in grown
@@ -280,11 +289,12 @@ def decide_changes(
         omitted,
         tuple(
             _waiting(decided_change, policies)
-            for decided_change in (*dropped, *grown, *narrowed)
+            for decided_change in decided
             if decided_change.policy == "pause"
         ),
         tuple(name for name in gap.columns if fold(name) in dropped_columns),
         tuple(_OMITTED.format(name) for name in ignored),
+        chosen_of(decided),
     )
 
 
@@ -320,13 +330,15 @@ def _decided_growth(
     A new column may be an excluded column under a new name. Such a column waits, unless the policy is
     ``ignore``. If the target already has the column, it waits under every policy.
     """
-    policy = policies.decide(change)
+    decided = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
-        return DecidedChange(change, policy)
+        return decided
     column = shape.by_name[shape.fold(change.column)]
-    waits = policy == "apply" or change.column not in gap.added
-    return DecidedChange(
-        change, "pause" if waits else policy, possible_rename=possible_rename_of(column, policies.projection)
+    waits = decided.policy == "apply" or change.column not in gap.added
+    return decided._replace(
+        policy="pause" if waits else decided.policy,
+        by_config=decided.by_config and not waits,
+        possible_rename=possible_rename_of(column, policies.projection),
     )
 
 
@@ -369,17 +381,19 @@ def _dropped(
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
             change = change._replace(at=reported.removals.get(fold_name(column.name), ""))
-            policy = policies.decide(change)
+            decided = policies.decide(change)
             at_target = fold_name(column.name) in there
             # If the column is only in older rows and not in the target, no person needs to decide.
-            yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
+            if decided.policy == "pause" and not at_target:
+                decided = decided._replace(policy="ignore")
+            yield decided
     for name in sorted(reported.readded & there):
         parting = reported.removals.get(fold_name(name), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=parting)
         # If the policy or a person dropped the old column, its values in older rows are not wanted either.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=parting)))
         if drops and policies.accepted_as(change) is None:
-            yield DecidedChange(change, "pause", _READDED)
+            yield DecidedChange(change, "pause", reason=_READDED)
 
 
 def _narrowed(gap: SchemaGap, shape: TargetSchema, reported: SourceColumns) -> Iterator[SchemaChange]:
@@ -437,11 +451,21 @@ def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns |
     return decoding.reported() if policies.follows else None
 
 
-def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> bool:
-    """Renames columns of the target, and sets under which names the batch's rows are read.
+@dataclass(frozen=True)
+class SettledNames:
+    """The result of ``settle_names``.
 
-    Returns:
-        True if a column of the target was renamed.
+    Attributes:
+        renamed: True if a column of the target was renamed.
+        chosen: The decisions on renames that policies in the config made.
+    """
+
+    renamed: bool = False
+    chosen: Chosen = field(default_factory=dict)
+
+
+def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> SettledNames:
+    """Renames columns of the target, and sets under which names the batch's rows are read.
 
     Raises:
         ChangesWaitError: A rename waits for a person.
@@ -449,31 +473,34 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     """
     reported = source_columns_of(decoding, policies)
     if reported is None:
-        return False
+        return SettledNames()
     if not reported.renamed and not reported.dropped_columns:
         decoding.read_as({}, {})
-        return False
+        return SettledNames()
     shape = decoding.columns().shape
     gap = table.gap(shape)
     present = {fold_name(name): name for name in gap.columns if fold_name(name) not in policies.own}
     keys = frozenset(fold_name(name) for name in shape.keys)
-    decided = {
-        old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
-        for old, new in _distinct_renames(reported, present)
-    }
-    waiting = tuple(decision for decision in decided.values() if isinstance(decision, Pending))
+    waiting, decided = list[Pending](), dict[str, _DecidedRename]()
+    for old, new in _distinct_renames(reported, present):
+        decision = _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
+        if isinstance(decision, Pending):
+            waiting.append(decision)
+        else:
+            decided[old] = decision
     if waiting:
-        raise ChangesWaitError(waiting)
-    for old, decision in decided.items():
-        if decision == "apply":
+        raise ChangesWaitError(tuple(waiting))
+    for old, rename in decided.items():
+        if rename.way == "apply":
             new = reported.renamed[old]
             table.rename_column(present[fold_name(new.was or old)], new.target or new.name)
-    read = {
-        old: reported.renamed[old].name for old, decision in decided.items() if decision in ("apply", "read")
-    }
+    read = {old: reported.renamed[old].name for old, rename in decided.items() if rename.way != "ignore"}
     held = {fold_name(name): held_type for name, held_type in gap.held.items() if fold_name(name) in present}
     decoding.read_as(read, held)
-    return "apply" in decided.values()
+    return SettledNames(
+        any(rename.way == "apply" for rename in decided.values()),
+        chosen_of(rename.decision for rename in decided.values() if rename.decision is not None),
+    )
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
@@ -506,25 +533,36 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
         yield old, new._replace(returned=destination in reported.removals)
 
 
-def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
-    """Decides how a renamed column is handled in the target.
+class _DecidedRename(NamedTuple):
+    """How a renamed column is handled in the target.
 
-    Returns:
-        ``apply``: rename the target's column. ``read``: read values under the old name as values of the new
-            column. ``ignore``: keep both columns. Or the rename, waiting for a person.
+    Attributes:
+        way: ``apply``: rename the target's column. ``read``: read values under the old name as values of the
+            new column. ``ignore``: keep both columns.
+        decision: The decision on the rename; None if the target's columns leave no choice.
+    """
+
+    way: Literal["apply", "read", "ignore"]
+    decision: DecidedChange | None = None
+
+
+def _decided(
+    old: str, new: Renamed, present: Mapping[str, str], policies: Policies
+) -> Pending | _DecidedRename:
+    """Decides how a renamed column is handled in the target, or returns the rename as one that waits for a
+    person.
     """
     was, name = new.was or old, new.target or new.name
     there = (fold_name(was) in present, fold_name(name) in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
-        return "read" if new.readable else "ignore"
+        return _DecidedRename("read" if new.readable else "ignore")
     if there == (True, True) and not (new.reused or new.returned):
-        return "ignore"
+        return _DecidedRename("ignore")
     follows = there == (True, False) and new.readable
-    change = SchemaChange("rename", was, was, name, new.at)
-    policy = policies.decide(change)
-    if policy == "pause" or (policy == "apply" and not follows):
-        return policies.pending(change, reason="" if follows else _UNREADABLE)
-    return policy
+    decision = policies.decide(SchemaChange("rename", was, was, name, new.at))
+    if decision.policy == "pause" or (decision.policy == "apply" and not follows):
+        return policies.pending(decision.change, reason="" if follows else _UNREADABLE)
+    return _DecidedRename(decision.policy, decision)
 
 
 _KIND: Final = "known-columns"

@@ -105,14 +105,62 @@ class ReducedRow(NamedTuple):
 
 
 def nothing(*_said: str) -> None:
-    """Do nothing. This is the default of the ``on_…`` callbacks of ``ReducedBatch``."""
+    """Do nothing. This is the default of the callbacks of ``ApplyHooks``."""
+
+
+@dataclass(frozen=True)
+class ApplyOptions:
+    """How a target applies a batch: the settings of the table, and what the worker decided for the batch.
+
+    ``mode``: the table's mode. Under ``upsert`` the rows are merged by key. Under ``append`` the rows come
+        from ``batch.change_log``: all of them are upserts with new keys, so they are only inserted. Under
+        ``history`` each row begins or ends a version; ``targets.modes`` describes the rules.
+    ``delete_mode``: whether a delete removes the stored row (``hard``) or marks it as deleted (``soft``).
+    ``on_delete``: under ``deletes: soft``, the columns that a delete updates in addition to the deletion
+        mark. The ``after`` of a delete then has only these columns and is not null.
+    ``history``: names of the validity columns, with mode ``history``; else None.
+    ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. The batch has
+        no deletes, and its ``since`` is None, because a key's first stored row matters however old it is.
+    ``lenient``: True to write omitted values as NULL if the target does not have them, instead of raising an
+        error.
+    ``outside``: True if cuts exclude the table now (``targets.cuts``). A database then merges the batch at
+        once, instead of gathering it for the next cut.
+    """
+
+    mode: TableMode = "upsert"
+    delete_mode: DeleteMode = "hard"
+    on_delete: tuple[str, ...] = ()
+    history: HistoryNames | None = None
+    reads: bool = False
+    lenient: bool = False
+    outside: bool = False
+
+
+@dataclass(frozen=True)
+class ApplyHooks:
+    """Callbacks by which a target reports its steps while it applies a batch.
+
+    ``on_staged``: called right before the commit. Rows are then staged or messages acknowledged, but no
+        progress is recorded. If the callback raises, nothing is committed.
+    ``on_written``: called if a lake writes the batch as files, when all rows are in the files. If it is set,
+        a lake also runs the steps of a small batch one after the other instead of in one Spark job.
+    ``on_located``: called if a lake writes the batch as files, when the replaced rows are marked as deleted.
+    ``on_left``: called if a lake does not write the batch as files. Its argument names the Spark statement
+        that the lake runs instead, and the reason.
+    """
+
+    on_staged: Callable[[], None] = nothing
+    on_written: Callable[[], None] | None = None
+    on_located: Callable[[], None] = nothing
+    on_left: Callable[[str], None] = nothing
 
 
 @dataclass(frozen=True)
 class RowFormat:
     """Properties of a batch's rows that are known before the rows are read.
 
-    ``shape``, ``mode`` and ``sequenced`` have the same meaning as in ``ReducedBatch``.
+    ``shape`` and ``sequenced`` have the same meaning as in ``ReducedBatch``, and ``mode`` as in
+    ``ApplyOptions``.
 
     ``keeps``: True if rows may omit column values.
     ``fewest``: approximate number of records in the batch's smallest offset range. One task stages the rows
@@ -161,80 +209,57 @@ class ReducedBatch:
 
     Either ``frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already ``staged``.
 
+    ``shape``: columns and key of the rows. Under ``mode: history`` they are those of the source table; the
+        target was opened with ``history_shape`` of it.
+    ``upserts``, ``deletes``: number of rows of each kind.
     ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
         struct of the columns in ``shape``, null for a delete). Message targets also send ``_commit_ts`` and
-        ``PLACE_COLUMNS`` of the row's event, if the frame has them. Targets read the frame more than once, so
-        its creator persists it.
+        ``PLACE_COLUMNS`` of the row's event, if the frame has them. Under ``mode: history`` the frame has one
+        row per key and ``_commit_ts``. Targets read the frame more than once, so its creator persists it.
+    ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
+        read returns the same rows, or fails.
     ``rows``: the batch's rows as Python objects, for targets without Spark.
-    ``upserts``, ``deletes``: number of rows of each kind.
-    ``key_range``: least and greatest value per key column, to skip files without these keys. A bound of None
-        is unknown, and then no file is skipped.
-    ``truncates``: the batch is a single TRUNCATE event, which empties the table. It has no rows.
-    ``keeps``: True if some rows omit values. The frame then has more columns: ``_kept`` lists the columns of
-        a row whose stored values the target must keep. ``_after_delete`` is true if the row was deleted
-        earlier in the batch. ``PLACE_COLUMNS`` are topic, partition and offset of the row's record.
-    ``lenient``: True to write omitted values as NULL if the target does not have them, instead of raising an
-        error.
-    ``mode``: the table's mode. The descriptions here are for ``upsert``. Under ``append`` the rows come from
-        ``batch.change_log``: all of them are upserts with new keys, so they are only inserted.
-    ``sequenced``: the table is ordered by the source. The frame then has ``_seq`` (``SEQUENCE_DDL``), the
-        row's position. The target skips a row whose position is not newer than the stored row's. A delete
-        leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
-    ``history``: names of the validity columns, with mode ``history``. The batch then has one row per key and
-        ``_commit_ts``, and no row older than ``since``. ``shape`` is the source's shape; the target was
-        opened with ``history_shape`` of it. ``targets.modes`` describes how the rows are applied.
-    ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. The batch has
-        no deletes, and ``since`` is None, because a key's first stored row matters however old it is.
-    ``on_delete``: under ``deletes: soft``, the columns that a delete updates in addition to the deletion
-        mark. The ``after`` of a delete then has only these columns and is not null.
     ``payloads``: the rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them directly;
         None if several offset ranges had events of one key. Targets ignore columns of the payloads that the
         shape does not have. If set, a target with ``Capabilities.packed`` gets no frame.
     ``staged``: results of the tasks that reduced the rows and also wrote them to the target
         (``StagingTable``). If a task had several attempts, its part comes from the attempt whose result Spark
         returned.
-    ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
-        read returns the same rows, or fails.
-    ``outside``: True if cuts exclude the table now (``targets.cuts``). A database then merges the batch at
-        once, instead of gathering it for the next cut.
-    ``on_staged``: called right before the commit. Rows are then staged or messages acknowledged, but no
-        progress is recorded. If the callback raises, nothing is committed.
-    ``on_written``: called if a lake writes the batch as files, when all rows are in the files. If it is set,
-        a lake also runs the steps of a small batch one after the other instead of in one Spark job.
-    ``on_located``: called if a lake writes the batch as files, when the replaced rows are marked as deleted.
-    ``on_left``: called if a lake does not write the batch as files. Its argument names the Spark statement
-        that the lake runs instead, and the reason.
+    ``key_range``: least and greatest value per key column, to skip files without these keys. A bound of None
+        is unknown, and then no file is skipped.
+    ``keeps``: True if some rows omit values. The frame then has more columns: ``_kept`` lists the columns of
+        a row whose stored values the target must keep. ``_after_delete`` is true if the row was deleted
+        earlier in the batch. ``PLACE_COLUMNS`` are topic, partition and offset of the row's record.
+    ``sequenced``: the table is ordered by the source. The frame then has ``_seq`` (``SEQUENCE_DDL``), the
+        row's position. The target skips a row whose position is not newer than the stored row's. A delete
+        leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
+    ``since``: under ``mode: history``, the least commit_ts of the rows: stored versions that ended before it
+        do not matter. None if all stored versions may matter.
+    ``truncates``: the batch is a single TRUNCATE event, which empties the table. It has no rows.
+    ``how``: how the target applies the rows.
+    ``hooks``: callbacks by which the target reports its steps.
     """
 
     shape: TargetSchema
     upserts: int
     deletes: int
     frame: DataFrame | None = None
+    checkpointed: bool = False
     rows: Sequence[ReducedRow] | None = None
-    key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    delete_mode: DeleteMode = "hard"
-    keeps: bool = False
-    truncates: bool = False
-    sequenced: bool = False
-    mode: TableMode = "upsert"
-    history: HistoryNames | None = None
-    since: int | None = None
-    reads: bool = False
-    on_delete: tuple[str, ...] = ()
-    lenient: bool = False
     payloads: DataFrame | None = None
     staged: tuple[StagedPart, ...] | None = None
-    checkpointed: bool = False
-    outside: bool = False
-    on_staged: Callable[[], None] = field(default=nothing, compare=False)
-    on_written: Callable[[], None] | None = field(default=None, compare=False)
-    on_located: Callable[[], None] = field(default=nothing, compare=False)
-    on_left: Callable[[str], None] = field(default=nothing, compare=False)
+    key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    keeps: bool = False
+    sequenced: bool = False
+    since: int | None = None
+    truncates: bool = False
+    how: ApplyOptions = ApplyOptions()
+    hooks: ApplyHooks = field(default=ApplyHooks(), compare=False)
 
     @property
     def row_format(self) -> RowFormat:
         """The properties of the batch's rows that a writer must know before it reads them."""
-        return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
+        return RowFormat(self.shape, self.how.mode, self.sequenced, self.keeps)
 
     @property
     def empty(self) -> bool:
@@ -249,7 +274,7 @@ class ReducedBatch:
 
         ``nullable``: returns the target's columns that accept NULL. Only these are returned.
         """
-        if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
+        if not (self.sequenced and self.deletes and self.how.delete_mode == "hard"):
             return ()
         names = tuple(nullable())
         fold = folding(names, (column.name for column in self.shape.columns))
@@ -374,7 +399,7 @@ def check_versions(batch: ReducedBatch) -> None:
         TargetError: the batch empties the table, omits values, or does not name its validity columns.
     """
     wrong = "empties the table" if batch.truncates else "omits values" if batch.keeps else None
-    if wrong is not None or batch.history is None:
+    if wrong is not None or batch.how.history is None:
         raise TargetError(
             f"A history table cannot apply a batch that {wrong or 'does not name its validity columns'}.",
             table=str(batch.shape.table),
@@ -690,12 +715,16 @@ class PreflightChecks(ABC):
     @abstractmethod
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Return a table's limits and warnings at the target, except those that follow from its
-        ``Capabilities``.
+        ``Capabilities`` and those of ``omission_limits``.
 
         Raises:
             SchemaRefusedError: the target can never store such a table.
             ConfigError: the pipeline cannot store this table there.
         """
+
+    def omission_limits(self, config: Config, shape: TargetSchema) -> tuple[Limit, ...]:  # noqa: ARG002
+        """Return the further limits of a table if the source may omit values that did not change."""
+        return ()
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...] | None:  # noqa: ARG002
         """Return the SQL statements that grant the target's user its missing privileges for source tables.

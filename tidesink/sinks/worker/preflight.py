@@ -68,11 +68,12 @@ def preflight_of(config: Config, shape: TargetSchema, theirs: Collection[str]) -
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
     result = _preflight(config, shape, theirs)
-    reported = CODECS[config.source.protocol].tells_ddl
+    protocol = CODECS[config.source.protocol]
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
+        *(module.PREFLIGHT.omission_limits(config, shape) if protocol.leaves_out else ()),
         *result.limits,
-        *change_limits(module.CAPABILITIES, shape, settings, reported=reported),
+        *change_limits(module.CAPABILITIES, shape, settings, reported=protocol.tells_ddl),
     )
     return result._replace(limits=limits)
 

@@ -680,7 +680,7 @@ class ReplayBatch(Batch):
         )
         self._context.stop.check()
         self._context.store.record_progress(progress)
-        self._context.choices.keep(self._policies.chosen, progress)
+        self._context.choices.keep(self._policy_choices(schema_decision), progress)
         self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
         result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:

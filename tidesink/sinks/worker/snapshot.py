@@ -945,7 +945,9 @@ class SnapshotBatch(Batch):
 
     def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
         batch = super()._reduced_batch(reduction, schema_decision)
-        return batch if self._history is None else replace(batch, reads=True, since=None)
+        if self._history is None:
+            return batch
+        return replace(batch, since=None, how=replace(batch.how, reads=True))
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
         """Return the progress in the table's topic, with unchanged offsets: the batch reads no records."""

@@ -26,7 +26,15 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchOutcome, Hold
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
-from tidesink.sinks.batch.schema_changes import Accepted, Chosen, Pending, Policies, SchemaChange
+from tidesink.sinks.batch.schema_changes import (
+    Accepted,
+    Chosen,
+    DecidedChange,
+    Pending,
+    Policies,
+    SchemaChange,
+    chosen_of,
+)
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
@@ -59,7 +67,7 @@ class DdlDecision:
         pending: The statements that wait for a user's decision. If there are any, nothing is committed.
         resyncs: True if the statements are applied by a resync of the table.
         empties: True if the statements are applied by the deletion of all rows of the table.
-        chosen: The decisions that the table's policies made. They are stored with the progress.
+        chosen: The decisions that policies in the config made. They are stored with the progress.
     """
 
     ddl: DdlProgress
@@ -148,13 +156,11 @@ class SourceDdl:
         policies = replace(self._policies, accepted=accepted)
         progress, end = self._progress(hold.progress), undecided[-1].ddl.offset + 1
         decided = DdlDecision(replace(progress, decided=end))
-        refusal = self._obstacle()
-        pending = _pending(undecided, policies, refusal)
-        followed = [
-            statement for statement in undecided if policies.decide(_change(statement.ddl)) == "apply"
-        ]
+        decisions = _decisions(undecided, policies)
+        pending, chosen = _pending(decisions, self._obstacle()), chosen_of(one for _, one in decisions)
+        followed = [statement for statement, decision in decisions if decision.policy == "apply"]
         if pending or not followed:
-            return replace(decided, pending=pending, chosen=policies.chosen)
+            return replace(decided, pending=pending, chosen=chosen)
         settled = max(statement.sent for statement in followed) / 1000 + SETTLED_SECONDS
         if time.time() < settled:
             self._waits = undecided, settled
@@ -167,7 +173,7 @@ class SourceDdl:
         found_of_it = self._followed(
             replace(decided.ddl, followed=end), [statement.ddl for statement in followed]
         )
-        return replace(found_of_it, chosen=policies.chosen)
+        return replace(found_of_it, chosen=chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
         """Decide how the rows are changed for statements that must be applied.
@@ -238,22 +244,26 @@ def _change(ddl: RowDdl) -> SchemaChange:
     return SchemaChange(ddl.kind, "", ddl.time, ddl.statement, ddl.at)
 
 
-def _pending(statements: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
+def _decisions(
+    statements: Sequence[SourceStatement], policies: Policies
+) -> list[tuple[SourceStatement, DecidedChange]]:
+    return [(statement, policies.decide(_change(statement.ddl))) for statement in statements]
+
+
+def _pending(decisions: Sequence[tuple[SourceStatement, DecidedChange]], refusal: str) -> tuple[Pending, ...]:
     """Return the first statements that wait for a user and allow the same decisions, in order.
 
     So a user can decide about all returned statements with one command.
     """
-    waiting = list(_waiting(statements, policies, refusal))
+    waiting = list(_waiting(decisions, refusal))
     return tuple(takewhile(lambda pending: pending.accepts == waiting[0].accepts, waiting))
 
 
-def _waiting(statements: Sequence[SourceStatement], policies: Policies, refusal: str) -> Iterator[Pending]:
-    for ddl, _ in statements:
-        change = _change(ddl)
-        policy = policies.decide(change)
-        if policy == "pause" or (policy == "apply" and refusal):
+def _waiting(decisions: Sequence[tuple[SourceStatement, DecidedChange]], refusal: str) -> Iterator[Pending]:
+    for (ddl, _), decision in decisions:
+        if decision.policy == "pause" or (decision.policy == "apply" and refusal):
             reason = refusal or f"If you ignore it, {ddl.effect}. If you approve it, a resync follows."
-            yield Pending(change, ("ignore",) if refusal else ("apply", "ignore"), reason)
+            yield Pending(decision.change, ("ignore",) if refusal else ("apply", "ignore"), reason)
 
 
 class SourceDdlBatch(Batch):
@@ -272,7 +282,7 @@ class SourceDdlBatch(Batch):
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
-        self._policies.chosen.update(self._ddl_decision.chosen)
+        decision = replace(decision, chosen={**decision.chosen, **self._ddl_decision.chosen})
         progress = self._following_progress(self._plan, BatchSummary())
         progress = replace(progress, ddl=self._ddl_decision.ddl, snapshot=self._snapshot or progress.snapshot)
         return self._without_records(progress, decision, truncates=self._ddl_decision.empties)

@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch, RowFormat
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ReducedBatch, RowFormat
 from tidesink.sinks.targets.delta.file_format import (
     SplitByColumns,
     Statistics,
@@ -177,7 +177,7 @@ class FileWriter:
 
         ``rows``: the format of the batch's rows, which must not depend on stored rows.
         """
-        batch = ReducedBatch(rows.shape, 0, 0, mode=rows.mode)
+        batch = ReducedBatch(rows.shape, 0, 0, how=ApplyOptions(mode=rows.mode))
         try:
             with self.log.active():
                 new_rows = self._new_rows(batch, self.log.java().startTransaction(), str(epoch))
@@ -326,7 +326,7 @@ class FileWriter:
         Returns a string with the reason for a MERGE if Python tasks cannot search one of the files. After
         this call, the transaction conflicts with each commit of another writer that adds or removes files.
         """
-        if batch.mode == "append":
+        if batch.how.mode == "append":
             return (), {}
         transaction.readWholeTable()
         entries = self._entries(transaction.snapshot())
@@ -460,7 +460,7 @@ class FileWriter:
 def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
     """Return a batch's operation metrics, as a MERGE would report them. Soft deletes count as updates."""
     result, source = counts.result, batch.upserts + batch.deletes
-    marked = result.deleted if batch.delete_mode == "soft" else 0
+    marked = result.deleted if batch.how.delete_mode == "soft" else 0
     inserted, updated, deleted = result.inserted, result.updated + marked, result.deleted - marked
     if counts.versions is not None:
         inserted, updated, deleted = counts.versions.rows

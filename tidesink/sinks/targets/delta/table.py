@@ -49,11 +49,11 @@ from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWr
 from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
-from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
+from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table, result_of
 from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
-from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
+from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
@@ -461,10 +461,8 @@ class DeltaTable(DeltaColumns):
                 table=str(self._table),
             )
         self._compaction.run_if_due()
-        if batch.mode == "history":
-            return writes.result_of(done, batch)
-        result = result_of(done.commit, batch)
-        if result.stale and not stale_known:
+        result = result_of(done, batch)
+        if batch.sequenced and result.stale and not stale_known:
             with self._translating(reading_error):
                 self._show(batch)
                 check_stale(
@@ -527,7 +525,7 @@ class DeltaTable(DeltaColumns):
         with self._translating(reading_error):
             schema.check_partitions(self._partitioned_by, batch)
         text = self._entry_text(batch, progress)
-        batch.on_staged()
+        batch.hooks.on_staged()
         try:
             self._commit(batch, progress, text)
         except SPARK_ERRORS as exc:
@@ -568,7 +566,7 @@ class DeltaTable(DeltaColumns):
         """
         staged = self._files.stage(batch, plan)
         text = self._entry_text(batch, progress, staged.counts)
-        batch.on_staged()
+        batch.hooks.on_staged()
         version = progress.txn_version
         try:
             self._files.commit(
@@ -592,7 +590,7 @@ class DeltaTable(DeltaColumns):
         return True
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
-        if batch.mode == "history" and not batch.empty:
+        if batch.how.mode == "history" and not batch.empty:
             writes.commit_versions(
                 self._session,
                 self._log,
@@ -622,7 +620,7 @@ class DeltaTable(DeltaColumns):
             )
             return
         self._show(batch)
-        sql = self._statement(_VIEW, batch, appends=first_load or batch.mode == "append")
+        sql = self._statement(_VIEW, batch, appends=first_load or batch.how.mode == "append")
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),
             source_of(self._session, batch),

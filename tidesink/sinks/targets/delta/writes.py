@@ -1,4 +1,6 @@
-"""Writes to a Delta table other than merges by key: TRUNCATE events, history tables, and shards."""
+"""Writes to a Delta table other than merges by key (TRUNCATE events, history tables, shards), and the row
+counts of a commit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
 from tidesink.sinks.targets.delta import schema
 from tidesink.sinks.targets.delta.ledger import APPLICATION, Entry, Ledger, application_of
-from tidesink.sinks.targets.delta.log import DeltaLog, user_metadata
+from tidesink.sinks.targets.delta.log import Commit, DeltaLog, user_metadata
 from tidesink.sinks.targets.lake import merge as lake_merge
 from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
 from tidesink.sinks.targets.lake.tables import literal, partitions_for, transaction
@@ -116,9 +118,59 @@ def commit_versions(
 
 
 def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
-    """Return the row counts of a batch that was committed to a history table.
+    """Return the row counts of a committed batch.
 
     ``entry``: the ledger entry in the commit.
+
+    Raises:
+        AccountingError: the commit's metrics do not fit the batch, or the counts in a history's entry.
+        ProgressError: the table is a history table, but the entry has no counts, so the commit was not made
+            for a history table.
+    """
+    if batch.how.mode == "history":
+        return _history_result(entry, batch)
+    return _merge_result(entry.commit, batch)
+
+
+def _merge_result(commit: Commit, batch: ReducedBatch) -> ApplyResult:
+    """Return a batch's row counts from the metrics of its commit.
+
+    Delta counts soft deletes as updates. So the number of rows marked as deleted is the number of inserted
+    and updated rows minus the number of upserts.
+
+    Raises:
+        AccountingError: the metrics are impossible for a batch of this size.
+    """
+    if commit.operation == "WRITE":
+        inserted = commit.metrics.get("numOutputRows", 0)
+        absent = 0 if batch.sequenced else batch.deletes
+        return ApplyResult(inserted, 0, 0, absent, str(commit.version))
+    if batch.truncates:
+        deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
+        return ApplyResult(0, 0, deleted, 0, str(commit.version))
+    if commit.operation != "MERGE":
+        return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
+    inserted = commit.metrics.get("numTargetRowsInserted", 0)
+    updated = commit.metrics.get("numTargetRowsUpdated", 0)
+    if batch.sequenced:
+        left = batch.upserts + batch.deletes - inserted - updated
+        return ApplyResult(inserted, updated, 0, 0, str(commit.version), stale=left)
+    deleted = commit.metrics.get("numTargetRowsDeleted", 0)
+    if batch.how.delete_mode == "soft":
+        deleted = inserted + updated - batch.upserts
+        updated -= deleted
+    if not 0 <= deleted <= batch.deletes or updated < 0:
+        raise AccountingError(
+            f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
+            f"{batch.upserts} upserts and {batch.deletes} deletes. Compare the table with `tidesink diff`, "
+            "and report this with the log.",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
+
+
+def _history_result(entry: Entry, batch: ReducedBatch) -> ApplyResult:
+    """Return the row counts of a batch that was committed to a history table.
 
     Raises:
         AccountingError: the commit's metrics differ from the expected counts.

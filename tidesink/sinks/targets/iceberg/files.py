@@ -21,7 +21,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch, RowFormat
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ApplyResult, ReducedBatch, RowFormat
 from tidesink.sinks.targets.iceberg.deletes import PositionFiles, Vector, VectorFiles
 from tidesink.sinks.targets.iceberg.jvm import (
     INVALID,
@@ -189,7 +189,8 @@ class FileWriter:
 
         ``rows``: the format of the batch's rows, which must not depend on stored rows.
         """
-        new_rows = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
+        batch = ReducedBatch(rows.shape, 0, 0, how=ApplyOptions(mode=rows.mode))
+        new_rows = self._new_rows(batch, state, str(epoch))
         return None if isinstance(new_rows, str) else FileSink(new_rows.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
@@ -269,7 +270,7 @@ class FileWriter:
         Returns a string with the reason for a MERGE if Python cannot read one of the files.
         """
         files, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
-        if batch.mode == "append" or state.totals.get("total-data-files") == 0:
+        if batch.how.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
         tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
         parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
@@ -306,7 +307,9 @@ class FileWriter:
             if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
-        if batch.mode == "history" and batch.since is not None:  # versions that ended earlier do not change
+        if (
+            batch.how.mode == "history" and batch.since is not None
+        ):  # versions that ended earlier do not change
             later = expressions.greaterThanOrEqual(TO_COLUMN, batch.since)
             scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()

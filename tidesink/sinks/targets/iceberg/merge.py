@@ -140,7 +140,7 @@ class Staging:
         head = cast(int, state.head)
         # In a table without files, nothing can match.
         first_load = state.totals.get("total-data-files") == 0
-        if batch.mode == "history" and not batch.empty:
+        if batch.how.mode == "history" and not batch.empty:
             versions = Versions(self._session, self.branch, present, lambda sql: self.run(sql, head))
             return versions.staged(batch, head, empty=first_load)
         writes = batch.upserts or (batch.sequenced and batch.deletes)
@@ -156,7 +156,7 @@ class Staging:
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
         with partitions_for(self._session, batch.upserts + batch.deletes):
-            if first_load or batch.mode == "append":
+            if first_load or batch.how.mode == "append":
                 return self._appended(batch, head, present, first_load=first_load)
             beside = batch.beside(lambda: self._table.nullable(state))
             hidden = state.totals.get("total-position-deletes", 0) > 0
@@ -270,7 +270,7 @@ def counts_beside(batch: ReducedBatch) -> bool:
 
     This is so if a snapshot's summary does not separate the batch's deleted rows from its updated rows.
     """
-    return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
+    return batch.deletes > 0 and (batch.upserts > 0 or batch.how.delete_mode == "soft")
 
 
 def found_statement(
@@ -364,7 +364,7 @@ def result_of(
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     grown = grown_by(summary)
-    soft = batch.delete_mode == "soft"
+    soft = batch.how.delete_mode == "soft"
     if found is None:
         found = -grown if batch.deletes else 0
     inserted = grown if soft else grown + found

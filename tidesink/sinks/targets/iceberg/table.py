@@ -497,7 +497,7 @@ class IcebergTable(IcebergColumns):
         entry = self._ledger.batch(
             held, progress, staged.result, snapshot=cast(int, snapshot), shape=batch.shape
         )
-        batch.on_staged()
+        batch.hooks.on_staged()
         if not self._holder.publish(entry, on=head, at=plan.state, adding=staged.snapshot):
             self._files.discard(staged.paths, plan.state)
             return None
@@ -511,7 +511,7 @@ class IcebergTable(IcebergColumns):
         state = self._holder.staging()
         snapshot, result = self._staging.batch(batch, state, self._present)
         entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
-        batch.on_staged()
+        batch.hooks.on_staged()
         if not self._holder.publish(entry, on=state.head):
             return None
         state = self._table.state()

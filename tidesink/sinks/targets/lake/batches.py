@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cas
 
 import structlog
 
-from tidesink.codecs.open import CODECS
 from tidesink.errors import AccountingError, TidesinkError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.session import in_session
@@ -147,22 +146,22 @@ def _written(
     locate = LocateTask(groups, b"", rows.columns, marks, most_stored=limits.most_stored)
     if batch.staged is not None:
         lines = [line for part in batch.staged for line in part.files]
-        (batch.on_written or nothing)()
+        (batch.hooks.on_written or nothing)()
         if groups:
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)))
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
-        batch.on_located()
+        batch.hooks.on_located()
         return lines
     rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
     assert frame is not None  # noqa: S101  (``batch_reason``)
     given = in_session(frame, session)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         small = batch.upserts + batch.deletes <= limits.small_batch and len(groups) <= cores
-        if small and batch.on_written is None:
+        if small and batch.hooks.on_written is None:
             lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
-            batch.on_located()
+            batch.hooks.on_located()
             return lines
-        on_written = batch.on_written or nothing
+        on_written = batch.hooks.on_written or nothing
         compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
         if not compares:
@@ -173,7 +172,7 @@ def _written(
             ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
-        batch.on_located()
+        batch.hooks.on_located()
         if not compares:
             return lines
         rows, line = rows.given(lines, ended=versions)
@@ -225,10 +224,10 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         AccountingError: the reports do not match the batch, or the table has several rows with the same key.
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
-    if batch.mode == "history":
+    if batch.how.mode == "history":
         versions = Counts(**json.loads(next(line.counts for line in lines if line.counts is not None)))
         counts = BatchCounts(versions.result(""), *versions.in_files, versions)
-    elif batch.mode == "append":
+    elif batch.how.mode == "append":
         wanted, counts = 0, BatchCounts(ApplyResult(batch.upserts, 0, 0, 0, ""), batch.upserts, 0)
     else:
         counts = _counted_rows(batch, keys, *found_keys(lines))
@@ -249,7 +248,7 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
         result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
         return BatchCounts(result, result.upserted, replaced)
     result = ApplyResult(batch.upserts - replaced, replaced, deleted, batch.deletes - deleted, "")
-    marks = deleted if batch.delete_mode == "soft" else 0
+    marks = deleted if batch.how.delete_mode == "soft" else 0
     return BatchCounts(result, batch.upserts + marks, replaced + deleted)
 
 
@@ -322,12 +321,12 @@ class FilesOrMerge:
         if not isinstance(done, str):
             self.reason = None
             return done
-        how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+        way = "inserted by Spark" if batch.how.mode == "append" else "merged by MERGE"
         if done != self.reason:
-            self._log.info(f"batches are {how}", table=str(self._table), reason=done)
+            self._log.info(f"batches are {way}", table=str(self._table), reason=done)
             self.reason = done
         if not batch.truncates:
-            batch.on_left(f"{how}: {done}")
+            batch.hooks.on_left(f"{way}: {done}")
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
@@ -368,17 +367,17 @@ def batch_reason(batch: ReducedBatch) -> str | None:
     Raises:
         TargetError: the table is a history table, and the batch cannot be applied to a history.
     """
-    if batch.mode == "history":
+    if batch.how.mode == "history":
         check_versions(batch)
     reasons = {
         # In the source's order and in a history, several ranges may have events of one key. Then the batch
         # has only a frame, which reduces them again.
         "the batch has no payloads": batch.payloads is None
         and batch.staged is None
-        and not ((batch.sequenced or batch.mode == "history") and batch.frame),
+        and not ((batch.sequenced or batch.how.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
         "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
-        f"the batch has more than {_MOST_KEYS:,} keys": batch.mode != "append"
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.how.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }
     return next((text for text, holds in reasons.items() if holds), None)
@@ -391,10 +390,10 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
     """
     wanted = {fold_name(column.name): column for column in batch.shape.columns}
     own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
-    if batch.history is not None:
-        own |= {column.name: column.spark for column in own_columns(batch.history)}
+    if batch.how.history is not None:
+        own |= {column.name: column.spark for column in own_columns(batch.how.history)}
     # The deletion mark still exists if the table had soft deletes earlier.
-    if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
+    if batch.sequenced or batch.how.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
         own[SOFT_DELETE_COLUMN] = "boolean"
     unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
     if unlike is not None:
@@ -450,11 +449,14 @@ class LakePreflight(PreflightChecks):
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
+    def omission_limits(self, config: Config, shape: TargetSchema) -> tuple[Limit, ...]:
+        """Return the batches with omitted values that will need a MERGE, as limits to show."""
+        if config.table_config(shape.source).sequence_by != "source":
+            return ()
+        what = "batches with `sequence_by: source` in which the source omitted values"
+        return (Limit("merge", _MERGED.format(what)),)
+
     def _merged(self, config: Config, shape: TargetSchema) -> Iterator[Limit]:
-        settings = config.table_config(shape.source)
-        if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
-            what = "batches with `sequence_by: source` in which the source omitted values"
-            yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
             yield Limit("merge", _MERGED.format("batches of a table with a float in its key"), floats)

@@ -42,7 +42,6 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.column_changes import literal_text
-from tidesink.sinks.targets.delta.log import Commit
 from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
@@ -241,7 +240,7 @@ def merge_statement(
     """
     if batch.sequenced:
         return _sequenced_merge(location, view, batch, present, beside)
-    soft = batch.delete_mode == "soft"
+    soft = batch.how.delete_mode == "soft"
     values = _values(batch, present)
     updated = _values(batch, present, stored=True)
     marks = {quote_identifier(SOFT_DELETE_COLUMN): "true", **_on_delete(batch, present)}
@@ -268,7 +267,7 @@ def _sequenced_merge(
     position, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {position} > {stored})"
     values = _values(batch, present)
-    soft = batch.delete_mode == "soft"
+    soft = batch.how.delete_mode == "soft"
     delete_values = (
         {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch, beside), **_MARKS}
     )
@@ -302,7 +301,7 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
     columns = {fold_name(name): ddl for name, ddl in present.items()}
     return {
         quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], columns[fold_name(name)])
-        for name in batch.on_delete
+        for name in batch.how.on_delete
     }
 
 
@@ -352,17 +351,17 @@ def truncate_statement(location: str, batch: ReducedBatch) -> str:
 
     With soft deletes, it marks the rows as deleted instead.
     """
-    if batch.delete_mode == "hard" and batch.shape.shard is None:
+    if batch.how.delete_mode == "hard" and batch.shape.shard is None:
         return f"DELETE FROM {location}"  # without a condition, no row is read
     mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
-    words = mark if batch.delete_mode == "soft" else f"DELETE FROM {location}"
+    words = mark if batch.how.delete_mode == "soft" else f"DELETE FROM {location}"
     return f"{words} WHERE {living_rows(batch)}"
 
 
 def living_rows(batch: ReducedBatch) -> str:
     """Return an SQL condition that selects the current rows of the batch's table or shard."""
     mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
-    lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
+    lives = f"{mark} IS DISTINCT FROM true" if batch.how.delete_mode == "soft" else "true"
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
 
 
@@ -381,43 +380,6 @@ def rows_that_live(frame: DataFrame, columns: Sequence[TargetColumn], shard: Sha
 def rows_of(shard: Shard) -> str:
     """Return an SQL condition that selects the rows of a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
-
-
-def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
-    """Return a batch's row counts from the metrics of its commit in Delta.
-
-    Delta counts soft deletes as updates. So the number of rows marked as deleted is the number of inserted
-    and updated rows minus the number of upserts.
-
-    Raises:
-        AccountingError: the metrics are impossible for a batch of this size.
-    """
-    if commit.operation == "WRITE":
-        inserted = commit.metrics.get("numOutputRows", 0)
-        absent = 0 if batch.sequenced else batch.deletes
-        return ApplyResult(inserted, 0, 0, absent, str(commit.version))
-    if batch.truncates:
-        deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
-        return ApplyResult(0, 0, deleted, 0, str(commit.version))
-    if commit.operation != "MERGE":
-        return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
-    inserted = commit.metrics.get("numTargetRowsInserted", 0)
-    updated = commit.metrics.get("numTargetRowsUpdated", 0)
-    if batch.sequenced:
-        left = batch.upserts + batch.deletes - inserted - updated
-        return ApplyResult(inserted, updated, 0, 0, str(commit.version), stale=left)
-    deleted = commit.metrics.get("numTargetRowsDeleted", 0)
-    if batch.delete_mode == "soft":
-        deleted = inserted + updated - batch.upserts
-        updated -= deleted
-    if not 0 <= deleted <= batch.deletes or updated < 0:
-        raise AccountingError(
-            f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
-            f"{batch.upserts} upserts and {batch.deletes} deletes. Compare the table with `tidesink diff`, "
-            "and report this with the log.",
-            table=str(batch.shape.table),
-        )
-    return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
@@ -441,7 +403,7 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     }
     for column in batch.shape.columns if batch.keeps else ():
         name = quote_identifier(column.name)
-        absent = values[name] if batch.lenient else f"raise_error({_PLACE})"
+        absent = values[name] if batch.how.lenient else f"raise_error({_PLACE})"
         soft = SOFT_DELETE_COLUMN in columns
         values[name] = _kept_or(values[name], column, absent, stored=stored, soft=soft)
     if (
@@ -558,7 +520,8 @@ def compared(
     types = {column.name: columns[fold_name(column.name)] for column in batch.shape.key_columns}
     stored = None if empty else session.sql(relevant_statement(location, batch, columns))
     frame = in_session(batch.frame, session)
-    difference = difference_frame(frame, batch.shape, stored=stored, types=types, reads=batch.reads).persist()
+    reads = batch.how.reads
+    difference = difference_frame(frame, batch.shape, stored=stored, types=types, reads=reads).persist()
     try:
         yield difference, count(difference)
     finally:
@@ -688,8 +651,8 @@ def _set(values: Mapping[str, str]) -> str:
 
 def _names(batch: ReducedBatch) -> HistoryNames:
     check_versions(batch)
-    assert batch.history is not None  # noqa: S101  (checked)
-    return batch.history
+    assert batch.how.history is not None  # noqa: S101  (checked)
+    return batch.how.history
 
 
 def _op() -> str:

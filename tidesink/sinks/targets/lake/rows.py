@@ -145,13 +145,14 @@ class RowRules:
     @classmethod
     def of(cls, batch: ReducedBatch) -> RowRules:
         """Return the rules of a batch. ``soft`` is False if the batch has no deletes."""
+        how = batch.how
         return cls(
             batch.sequenced,
-            batch.delete_mode == "soft" and batch.deletes > 0,
+            how.delete_mode == "soft" and batch.deletes > 0,
             batch.keeps,
-            batch.lenient,
-            frozenset(fold_name(name) for name in batch.on_delete),
-            batch.mode == "append",
+            how.lenient,
+            frozenset(fold_name(name) for name in how.on_delete),
+            how.mode == "append",
         )
 
     def compares(self, files: Collection[object]) -> bool:

@@ -201,7 +201,8 @@ class VersionRules:
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
     """Return the rules that determine which rows a batch writes, by the batch's mode."""
-    return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
+    how = batch.how
+    return RowRules.of(batch) if how.history is None else VersionRules(how.history, how.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:

@@ -91,7 +91,7 @@ def merge_of(
         attempts,
         batch.upserts,
         batch.deletes,
-        batch.delete_mode == "soft",
+        batch.how.delete_mode == "soft",
         place.quote(SOFT_DELETE_COLUMN) if SOFT_DELETE_COLUMN in present else None,
         place,
         value_columns if batch.keeps else (),
@@ -99,7 +99,7 @@ def merge_of(
         tuple(
             columns[index]
             for index, column in enumerate(batch.shape.columns)
-            if column.name in batch.on_delete
+            if column.name in batch.how.on_delete
         ),
         tuple(map(place.quote, beside)),
     )
@@ -445,7 +445,7 @@ class _Versions:
         quote = merge.place.quote
         self._own = quote(_OWN)
         self._start, self._end, self._read = map(quote, (FROM_COLUMN, TO_COLUMN, READ_COLUMN))
-        names = batch.history or HistoryNames()
+        names = batch.how.history or HistoryNames()
         self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
         self._keys = [f"k{index}" for index in range(len(merge.keys))]
 
@@ -543,7 +543,8 @@ class _Versions:
         keys, merge = ", ".join(self._keys), self._merge
         pairs = list(zip(merge.keys, self._keys, strict=True))
         staged = ", ".join(f"s.{column.staged} AS {name}" for column, name in pairs)
-        sent = str(_READ) if self._batch.reads else f"CASE s.t_delete WHEN 1 THEN {_DELETE} ELSE {_WRITE} END"
+        kind = f"CASE s.t_delete WHEN 1 THEN {_DELETE} ELSE {_WRITE} END"
+        sent = str(_READ) if self._batch.how.reads else kind
         is_mark = "(till IS NOT NULL AND till = moment)"
         held = f"CASE WHEN {is_mark} THEN {_DELETE} WHEN from_read THEN {_READ} ELSE {_WRITE} END"
         none = f"CAST(NULL AS {self._words.number})"
@@ -587,7 +588,7 @@ class _Versions:
         named = ", ".join(f"x.{name}" for _, name in pairs)
         same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
         joined = f"x {self._words.join} {self._merge.target} t ON {same}"
-        if self._batch.reads:
+        if self._batch.how.reads:
             first = f"SELECT {named}, MIN(t.{self._start}) AS moment FROM touched {joined} GROUP BY {named}"
             rows = f"({first}) {joined} AND t.{self._start} = x.moment"
         else:

@@ -175,7 +175,7 @@ class SqlTable:
             done = done_before(progress, entry.progress, entry.result)
         if done is not None:
             return done
-        if batch.mode == "history":
+        if batch.how.mode == "history":
             check_versions(batch)
         self._take_order(batch)
         try:
@@ -554,7 +554,7 @@ class SqlTable:
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
     ) -> ApplyResult:
-        batch.on_staged()
+        batch.hooks.on_staged()
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, progress.epoch)
             done = done_before(progress, entry.progress, entry.result)
@@ -562,7 +562,7 @@ class SqlTable:
                 return done
             entry = self._ledger.identified(cursor, entry)
             counts = self._merged(cursor, batch, attempts)
-            reported = batch.truncates or batch.sequenced or batch.mode == "history"
+            reported = batch.truncates or batch.sequenced or batch.how.mode == "history"
             absent = counts.absent if reported else batch.deletes - counts.deleted
             version = entry.commits + 1
             result = ApplyResult(*counts[:3], absent, str(version), counts.stale)
@@ -573,7 +573,7 @@ class SqlTable:
     def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         has_mark = SOFT_DELETE_COLUMN in self._present
         mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
-        if self._gathers and not batch.outside:
+        if self._gathers and not batch.how.outside:
             return self._taken_in(cursor, batch, attempts)
         if self._gathers:
             # Cuts do not include this table now. Record this for readers, and merge what was gathered for it.
@@ -581,19 +581,19 @@ class SqlTable:
             self._shape = batch.shape
             self._gathered.merge(cursor, batch.shape, self._present)
         if batch.truncates:
-            soft = mark if batch.delete_mode == "soft" else None
+            soft = mark if batch.how.delete_mode == "soft" else None
             only = self._shard.rows(self._present) if self._shard else "true"
             return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
         merge = self._merge_of(cursor, batch, attempts)
         self._check_staged(cursor, batch, merge)
-        if batch.mode == "history":
+        if batch.how.mode == "history":
             return merged_versions(cursor, self._dialect.database, merge, batch)
-        if batch.mode == "append":
+        if batch.how.mode == "append":
             return append_staged(cursor, self._dialect.database, merge)
         if merge.kept:
-            omitted = None if batch.lenient else not_stored(cursor, merge, batch.shape)
+            omitted = None if batch.how.lenient else not_stored(cursor, merge, batch.shape)
             if omitted is not None:
                 message, context = omitted
                 raise ValueNotStoredError(message, **context, table=self._table)

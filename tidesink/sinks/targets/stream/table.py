@@ -393,7 +393,7 @@ class MessageTable(TargetTable, ABC):
             return done
         sent = Sent(0, 0) if batch.empty else self._send(batch, Stamp.of(entry, progress))
         result = sent_result(*sent, f"{entry.sent_epoch}/{progress.batch}")
-        batch.on_staged()
+        batch.hooks.on_staged()
         self._ledger.write(progress, result)
         return result
 
