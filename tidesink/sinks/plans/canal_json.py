@@ -36,18 +36,16 @@ from tidesink.events import (
     TableSchema,
     fold_name,
 )
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings
 from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
-    LeftOut,
     TargetColumn,
     TargetSchema,
     is_row_keyed,
     merge_schemas,
-    needs_all,
     row_keyed,
     shape_of,
     shown_columns,
@@ -292,47 +290,39 @@ def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
     return orjson.dumps({**parsed, "old": old})
 
 
-def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
+def canal_json_plan(
     schema: TableSchema,
+    settings: PlanSettings = DEFAULT_SETTINGS,
     *,
-    base: TargetSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    ambiguous_time: AmbiguousTime = "first",
-    time_zone: str = "UTC",
     options: CodecOptions | None = None,
-    logs: bool = False,
     by_row_key: bool = False,
     renamed: Mapping[str, str] | None = None,
-    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """Build the decode plan of a table with the columns of ``schema``.
 
     Args:
-        schema: The table's current columns.
-        base: The target's current schema. The plan keeps its columns and adds new ones. A column that
-            ``schema`` lacks was dropped.
-        keys: Key columns from the config. If None, the key of ``schema`` is used.
-        zero_date: Policy for impossible dates.
-        ambiguous_time: Policy for local times that occur twice.
-        time_zone: Time zone in which TIMESTAMP texts are read.
+        schema: The table's current columns. A column of ``settings.base`` that is not among them was dropped.
+        settings: The settings of the plan. Without ``settings.keys``, the key of ``schema`` is used.
         options: Options of the codec.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
         by_row_key: True if TiDB's row keys identify the rows of a table without a key.
         renamed: New names of renamed columns, by old name.
-        left_out: Returns True for a column that the target does not have.
 
     Raises:
-        ConfigError: ``keys`` has a column that the table does not have.
-        SchemaRefusedError: No type holds the values of a column's type and of its type in ``base``, or the
-            key differs from the one in ``base``.
+        ConfigError: ``settings.keys`` has a column that the table does not have.
+        SchemaRefusedError: No type holds the values of a column's type and of its type in ``settings.base``,
+            or the key differs from the one there.
     """
     shape = shape_of(
-        schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
+        schema,
+        keys=settings.keys,
+        zero_date=settings.zero_date,
+        time_zone=settings.time_zone,
+        ambiguous_time=settings.ambiguous_time,
     )
     current = frozenset(fold_name(column.name) for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
+    base, left_out = settings.base, settings.left_out
     whole = shape if base is None else merge_schemas(base, shape, left_out=left_out)
     source = shown_columns(whole)
     dropped, called = frozenset(source.by_name) - current, renamed or {}
@@ -341,7 +331,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         source.table,
         TableSchema(source.table, tuple(_columns(source, called))),
         whole.keys,
-        own_keys=keys is None,
+        own_keys=settings.keys is None,
         time_zone=whole.time_zone,
         zero_date=whole.zero_date,
         options=options or CodecOptions(),
@@ -350,7 +340,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         unread=unread,
     )
     rows = TargetRows(whole, DroppedNow(dropped), called, unread=unread)
-    return DecodePlan(rows, decoder, gone=dropped, logs=logs)
+    return DecodePlan(rows, decoder, gone=dropped, logs=settings.logs)
 
 
 def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column]:

@@ -81,6 +81,25 @@ _UNSENT_KEY: Final = (
 
 
 @dataclass(frozen=True)
+class DatabaseFacts:
+    """What the source database shows about a table. Everything is unknown if it is not queried.
+
+    Attributes:
+        columns: The table's columns with their types, or None.
+        identity: The table's replica identity, which decides what Postgres sends for deleted rows, or None.
+        connector: The Debezium connector that fits the database, or empty. If the records do not name their
+            connector, it decides whether column names that differ only in case are different columns.
+    """
+
+    columns: TableSchema | None = None
+    identity: ReplicaIdentity | None = None
+    connector: str = ""
+
+
+NO_DATABASE: Final = DatabaseFacts()
+
+
+@dataclass(frozen=True)
 class KeyFacts:
     """Facts about the columns that Postgres sends for a deleted row. They come from config and database.
 

@@ -27,7 +27,7 @@ from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCod
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
-from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, folded_keys
 from tidesink.sinks.batch.schema_rows import FirstRows, extreme, first_rows_of
 from tidesink.sinks.batch.target_rows import (
     DroppedByWriter,
@@ -36,13 +36,13 @@ from tidesink.sinks.batch.target_rows import (
     first_rows_by_column,
 )
 from tidesink.sinks.plans.debezium_changes import (
+    NO_DATABASE,
+    DatabaseFacts,
     DebeziumDecoder,
     KeyFacts,
     needs_old_keys,
     without_headers,
 )
-from tidesink.source_database.base import ReplicaIdentity
-from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     LeftOut,
@@ -423,21 +423,14 @@ def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
 # Plans
 
 
-def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
+def debezium_json_plan(
     table: TableId,
-    *,
     writers: Writers,
-    base: TargetSchema | None = None,
+    settings: PlanSettings = DEFAULT_SETTINGS,
+    *,
     definition: TableSchema | None = None,
-    stored: TableSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    time_zone: str = "UTC",
     options: CodecOptions = _NO_OPTIONS,
-    logs: bool = False,
-    identity: ReplicaIdentity | None = None,
-    connector: str = "",
-    left_out: LeftOut = needs_all,
+    database: DatabaseFacts = NO_DATABASE,
 ) -> DecodePlan:
     """Build the decode plan of a table from the writers (schemas of records) that are known so far.
 
@@ -447,32 +440,27 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     Args:
         table: The table.
         writers: The known writers of the topic.
-        base: The target's current schema. The plan keeps its columns and adds new ones.
+        settings: The settings of the plan.
         definition: Column types from the config, which replace the types in records.
-        stored: Columns in the source database. Their types are used if a column has no other type.
-        keys: Names of the key columns from the config, which replace the columns of the records' keys.
-        zero_date: Policy for impossible dates.
-        time_zone: Time zone in which local times are read.
         options: Options of the codec.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
-        identity: The table's replica identity in the source database.
-        connector: The Debezium connector that fits the source database, or empty. If records do not name
-            their connector, it decides whether column names that differ only in case are different columns.
-        left_out: Returns True for a column that the target does not have.
+        database: What the source database shows about the table. The types of its columns are used if a
+            column has no other type.
 
     Raises:
-        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        ConfigError: The table has no key, or ``settings.keys`` has a column that the table does not have.
         SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
-    named = keys or (base.keys if base else None) or _key_names(writers, definition)
-    types = joined_types(definition, stored)
+    zero_date, time_zone, left_out = settings.zero_date, settings.time_zone, settings.left_out
+    named = settings.known_keys or _key_names(writers, definition)
+    types = joined_types(definition, database.columns)
     column_lists = _column_lists(table, writers, definition, types)
-    if not (named or logs):
+    if not (named or settings.logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
     named_connector = TICDC if is_ticdc else writers.connector
     # The case of names is only known once a record with a row was read.
-    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(named_connector or connector)
+    connector = named_connector or database.connector
+    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
@@ -480,13 +468,13 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         )
         for columns in column_lists
     ]
-    shape = _doubted(merged_in_order(shapes, base, left_out=left_out), writers.reported_later)
+    shape = _doubted(merged_in_order(shapes, settings.base, left_out=left_out), writers.reported_later)
     shape = replace(shape, exact_names=is_exact)
-    for name in keys or ():
+    for name in settings.keys or ():
         check_spelling("keys", name, shape)
     dropped = _gone(shape, writers, definition)
     unread = unread_columns(shape, left_out)
-    key_facts = KeyFacts.of(keys, definition, identity)
+    key_facts = KeyFacts.of(settings.keys, definition, database.identity)
     remarks = column_remarks(
         column_lists[-1],
         connector=named_connector,
@@ -505,7 +493,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         ),
         zero_date,
         needed_definition(types, left_out),
-        tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
+        tells_old_keys=has_ticdc_schema or not (settings.keys is None and keyed),
         shape=shape,
         unread=unread,
         known=frozenset(writer.identity for writer in writers.with_schema),
@@ -522,7 +510,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         decoder,
         keeps_values=True,
         gone=dropped,
-        logs=logs,
+        logs=settings.logs,
         warnings=tuple(remarks),
     )
 
