@@ -24,7 +24,9 @@ from tidesink.codecs.batch import (
     ChangeTable,
     ControlEvent,
     DecodedBatch,
+    RowWarning,
     ValueOptions,
+    Warn,
     decode_in_columns,
     rows_from_events,
 )
@@ -245,7 +247,9 @@ class TableDecoder(ABC):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of a batch of records, decoded in columns where possible."""
         step = self._codec.columnar(self.values)
-        return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
+        return decode_in_columns(
+            records, columnar=step, decode=self.decode, options=self.values, warn=self.warn
+        )
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """Returns the events of one record, decoded by the slower row codec.
@@ -266,7 +270,7 @@ class TableDecoder(ABC):
         def decode(message: Message) -> tuple[Event, ...]:
             return tuple(_with_old_key(event, named) for event in self.decode(message))
 
-        return rows_from_events(records, decode, self.values)
+        return rows_from_events(records, decode, self.values, self.warn)
 
     @property
     def dated(self) -> bool:
@@ -286,9 +290,13 @@ class TableDecoder(ABC):
         return ()
 
     @property
-    def warns(self) -> bool:
-        """True if the decoder may warn about changes, so that its method ``warnings`` must be called."""
-        return False
+    def warn(self) -> Warn | None:
+        """Function that returns the warning about a row change that ``decode`` returned, or None.
+
+        None if the decoder never warns. The change is applied nevertheless. The warnings are in the result of
+        ``decode_batch``.
+        """
+        return None
 
     @property
     def uses_timestamps(self) -> bool:
@@ -398,13 +406,6 @@ class TableDecoder(ABC):
 
     def schema_id(self, _part: bytes | None) -> int | None:
         """Returns the registry id in the header of a key or a value, or None without such a header."""
-        return None
-
-    def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """Returns the warning about each change, or null; None if there is no warning about any change.
-
-        A change with a warning is applied nevertheless.
-        """
         return None
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
@@ -579,7 +580,7 @@ def _take(
         sound, bad = validation.of(living)
         whole.others += bad
         if sound is not None:
-            whole.tables.append(validation.with_warnings(sound))
+            whole.tables.append(validation.with_warnings(sound, decoded.warnings))
     silent[[fault.record for fault in decoded.faults]] = False
     for record, event in zip(decoded.event_records, decoded.events, strict=True):
         silent[record] = False
@@ -716,14 +717,15 @@ class _Validation:
         rows = changes.rows.filter(pa.array(sound))
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
-    def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """Adds a column with the decoder's warnings to the changes, if the decoder may warn, and returns
-        them.
-        """
-        if not self._decoder.warns:
+    def with_warnings(self, changes: ChangeTable, warnings: Sequence[RowWarning]) -> ChangeTable:
+        """Adds a column with the warnings about the changes, if the decoder may warn, and returns them."""
+        if self._decoder.warn is None:
             return changes
-        warnings = self._decoder.warnings(changes)
-        column = pa.nulls(changes.rows.num_rows, pa.string()) if warnings is None else warnings
+        if warnings:
+            texts = {(warning.record, warning.index): warning.text for warning in warnings}
+            column = pa.array(map(texts.get, _places(changes)), pa.string())
+        else:
+            column = pa.nulls(changes.rows.num_rows, pa.string())
         return replace(changes, rows=changes.rows.append_column(WARNING, column))
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.batch import ChangeTable, DecodedBatch
+from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
@@ -98,8 +98,8 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         """True: only rows without a column show that it was dropped, because no DDL is read."""
         return True
 
-    def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        return self.added & {member.name for member in changes.rows.schema.field("key").type}
+    def key_only(self, key: Collection[str], _schema: TableSchema) -> frozenset[str]:
+        return self.added & {*key}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Returns the records that cannot be decoded, because their schema id is new or cannot be used.

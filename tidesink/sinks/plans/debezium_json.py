@@ -11,7 +11,7 @@ nor in the source database is text in the plan. The caller decides whether such 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -300,8 +300,8 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
 
-    def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        return self._codec.facts_of(changes.schema).key_only
+    def key_only(self, _key: Collection[str], schema: TableSchema) -> frozenset[str]:
+        return self._codec.facts_of(schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """Returns a function that converts a column's value in the database to its value in records.

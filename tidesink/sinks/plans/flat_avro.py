@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.batch import DecodedBatch, ValueOptions, Warn, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
@@ -80,21 +80,10 @@ class FlatAvroDecoder(TableDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
         if self._sums:
-            batch = rows_from_events(records, self.decode, self.values)
+            batch = rows_from_events(records, self.decode, self.values, self.warn)
         else:
             batch = super().decode_batch(records)
         return replace(batch, faults=tuple(named_faults(records, batch.faults, "flat-avro")))
-
-    def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each row that is applied although it does not match its checksum.
-
-        It is null for other rows.
-        """
-        if not self._row_warnings:
-            return None
-        places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        reasons = [self._row_warnings.pop(location, None) for location in zip(*places, strict=True)]
-        return pa.array(reasons, pa.string())
 
     @property
     def values(self) -> ValueOptions:
@@ -112,9 +101,13 @@ class FlatAvroDecoder(TableDecoder):
         return (WatermarkEvent,)
 
     @property
-    def warns(self) -> bool:
-        """True if ``warnings`` may return warnings, because rows are compared with their checksums."""
-        return self._sums
+    def warn(self) -> Warn | None:
+        """Function that returns the reason why a row does not match its checksum, or None if it matches.
+
+        None if no rows are applied with such a warning.
+        """
+        warns = self._sums and self.checksum == "warn"
+        return partial(checksum_fault, time_zone=self.time_zone) if warns else None
 
     @cached_property
     def _codec(self) -> FlatAvroCodec:
@@ -130,10 +123,6 @@ class FlatAvroDecoder(TableDecoder):
         has = any(CHECKSUM in text for text in self.schemas.values.texts.values())
         return self.checksum != "off" and has
 
-    @cached_property
-    def _row_warnings(self) -> dict[tuple[str, int, int], str]:
-        return {}
-
     def decode(self, message: Message) -> tuple[Event, ...]:
         """Decode one record with the row codec (the decoder of single records), and return its event.
 
@@ -142,12 +131,10 @@ class FlatAvroDecoder(TableDecoder):
             DecodeError: The record cannot be decoded.
         """
         events = self._codec.decode(message)
-        for event in events if self._sums else ():
+        for event in events if self._sums and self.checksum == "reject" else ():
             fault = isinstance(event, ChangeEvent) and checksum_fault(event, time_zone=self.time_zone)
-            if fault and self.checksum == "reject":
-                raise ChecksumError(fault, table=str(self.table))
             if fault:
-                self._row_warnings[message.topic, message.partition, message.offset] = fault
+                raise ChecksumError(fault, table=str(self.table))
         return events
 
 
