@@ -327,10 +327,11 @@ class TableDecoder(ABC):
         """Returns the records whose writer schema is missing in the decode plan, or cannot be used."""
         return ()
 
-    def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
+    def lacking(self, changes: ChangeTable, rows: TargetRows, _records: pa.RecordBatch) -> tuple[str, ...]:
         """Returns the columns of these changes that the decode plan (``rows``) does not have.
 
         All changes have the same writer schema. Some protocols return the schema's text in place of columns.
+        ``_records``: the batch of records that the changes were decoded from.
         """
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
@@ -577,7 +578,7 @@ def _take(
         if left.all():
             continue
         living = replace(table, rows=table.rows.filter(pa.array(~left))) if left.any() else table
-        sound, bad = validation.of(living)
+        sound, bad = validation.of(living, records)
         whole.others += bad
         if sound is not None:
             whole.tables.append(validation.with_warnings(sound, decoded.warnings))
@@ -697,14 +698,18 @@ class _Validation:
             waits = pc.fill_null(above, False).to_numpy(zero_copy_only=False)
         return void, waits & ~void
 
-    def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Checks changes. Returns the valid changes, or None if all are invalid, and a bad or unplanned
-        record for each of the others.
+    def of(
+        self, changes: ChangeTable, records: pa.RecordBatch
+    ) -> tuple[ChangeTable | None, list[OtherRecord]]:
+        """Checks changes that were decoded from ``records``.
+
+        Returns the valid changes, or None if all are invalid, and a bad or unplanned record for each of the
+        others.
         """
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*record_event, error) for record_event in _places(changes)]
-        lacking = self._decoder.lacking(changes, self.rows)
+        lacking = self._decoder.lacking(changes, self.rows, records)
         if lacking:
             return None, [self.places.lacking(*record_event, lacking) for record_event in _places(changes)]
         wrong = dict(self._wrong(changes))

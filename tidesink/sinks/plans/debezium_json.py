@@ -263,11 +263,9 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
         self._codec.forget()
-        self._batch["timestamp"] = _timestamps(records)
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
     @property
@@ -275,7 +273,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """True, because Kafka timestamps decide which of two schemas is older."""
         return True
 
-    def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
+    def lacking(self, changes: ChangeTable, _rows: TargetRows, records: pa.RecordBatch) -> tuple[str, ...]:
         """Returns the writer (schema) of these changes as text, if the plan does not cover it; else nothing.
 
         The plan does not cover a writer if its schema is new, or if the plan lacks one of its columns or has
@@ -295,7 +293,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         reported = tuple(
             InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
         )
-        place = self._first_place(changes)
+        place = _first_place(changes, records)
         source = first_rows_of(changes.rows).source
         writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
@@ -380,20 +378,6 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _types(self, shape: TargetSchema) -> list[tuple[str, str]]:
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
-    def _first_place(self, changes: ChangeTable) -> Place:
-        """Returns the location of the record with the earliest of these changes."""
-        rows = changes.rows.select(["record", "offset", "partition"])
-        times = self._batch["timestamp"]
-        locations = pa.table(
-            {
-                "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
-                "offset": rows["offset"],
-                "partition": rows["partition"],
-            }
-        )
-        order = [(name, "ascending") for name in locations.column_names]
-        return Place(*locations.take(pc.sort_indices(locations, order)[:1]).to_pylist()[0].values())
-
     @cached_property
     def _codec(self) -> LoneCodec:
         schema = TableSchema(
@@ -405,13 +389,23 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _schemas(self) -> dict[int, tuple[TableSchema, tuple[str, ...], bool]]:
         return {}
 
-    @cached_property
-    def _batch(self) -> dict[str, pa.Array | None]:
-        """The Kafka timestamps of the records that are being decoded, in ms."""
-        return {"timestamp": None}
+
+def _first_place(changes: ChangeTable, records: pa.RecordBatch) -> Place:
+    """Returns the location of the record with the earliest of these changes."""
+    rows, times = changes.rows.select(["record", "offset", "partition"]), _timestamps(records)
+    locations = pa.table(
+        {
+            "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
+            "offset": rows["offset"],
+            "partition": rows["partition"],
+        }
+    )
+    order = [(name, "ascending") for name in locations.column_names]
+    return Place(*locations.take(pc.sort_indices(locations, order)[:1]).to_pylist()[0].values())
 
 
 def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
+    """Returns the Kafka timestamps of the records in ms, or None if they were not fetched."""
     if "timestamp" not in records.schema.names:
         return None
     timestamps = records.column("timestamp")
