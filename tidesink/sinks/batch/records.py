@@ -221,6 +221,22 @@ class Unplanned:
     fault: TidesinkError | None = None
 
 
+@dataclass(frozen=True)
+class TableRecords:
+    """The records of one table in a batch of a topic with several tables.
+
+    Attributes:
+        own: One flag per record: True if it belongs to this table. Other records are skipped and are not
+            counted as read.
+        unlisted: The number of records with rows of tables that the pipeline does not know yet.
+        ddl: The number of DDL events of all tables. DDL of another table may affect this table.
+    """
+
+    own: Flags
+    unlisted: int
+    ddl: int
+
+
 class TableDecoder(ABC):
     """Decodes the records of one table. The object is pickled and sent to Spark tasks.
 
@@ -308,20 +324,9 @@ class TableDecoder(ABC):
         """True if the decoder needs the Kafka headers of records, so that tasks must fetch them."""
         return False
 
-    def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Returns a mask of the records that belong to this table; None if all records do.
-
-        Records of other tables in the topic are skipped and are not counted as read.
-        """
+    def table_records(self, _records: pa.RecordBatch) -> TableRecords | None:
+        """Returns which records belong to this table, or None if the topic has only this table."""
         return None
-
-    def unlisted(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of records with rows of tables that the pipeline does not know yet."""
-        return 0
-
-    def ddl(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events of all tables. DDL of another table may affect this table."""
-        return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Returns the records whose writer schema is missing in the decode plan, or cannot be used."""
@@ -512,11 +517,12 @@ def decoded_records(
             is not available now.
         ConfigError: The config does not allow tidesink to fetch such a part.
     """
-    usable = decoder.usable(records)
-    whole = DecodedRecords(unlisted=decoder.unlisted(records), ddl=decoder.ddl(records))
-    whole.last = last_record(records)
-    if usable is not None and not usable.all():
-        records = records.filter(pa.array(usable))
+    whole = DecodedRecords(last=last_record(records))
+    shared = decoder.table_records(records)
+    if shared is not None:
+        whole.unlisted, whole.ddl = shared.unlisted, shared.ddl
+        if not shared.own.all():
+            records = records.filter(pa.array(shared.own))
     whole.records, whole.bytes = records.num_rows, record_bytes(records)
     places = _Places(records, decoder)
     planned = np.ones(records.num_rows, np.bool_)

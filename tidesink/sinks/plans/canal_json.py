@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.codecs.canal_json.scan import NamedRecords, TableNames, stamped_es
+from tidesink.codecs.canal_json.scan import TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
@@ -37,7 +37,7 @@ from tidesink.events import (
     fold_name,
 )
 from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings
-from tidesink.sinks.batch.records import Flags, TableDecoder
+from tidesink.sinks.batch.records import TableDecoder, TableRecords
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
@@ -87,23 +87,12 @@ class CanalJsonDecoder(TableDecoder):
         """True, because DDL events are stored together with the Kafka timestamps of their records."""
         return True
 
-    def usable(self, records: pa.RecordBatch) -> Flags | None:
-        """Returns one flag per record: True if the record names this table.
-
-        Returns None if the topic has only this table.
-        """
-        named_records = self._named_by(records)
-        return None if named_records is None else named_records.own(self.table)
-
-    def unlisted(self, records: pa.RecordBatch) -> int:
-        """Returns the number of rows in the records that belong to tables that are not known yet."""
-        found = self._named_by(records)
-        return 0 if found is None else int(found.unlisted.sum())
-
-    def ddl(self, records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events in the records, of this and other tables."""
-        named_records = self._named_by(records)
-        return 0 if named_records is None else int(named_records.ddl.sum())
+    def table_records(self, records: pa.RecordBatch) -> TableRecords | None:
+        """Returns which records name this table, or None if the topic has only this table."""
+        if self.topic is None:
+            return None
+        named = self.topic.of(records)
+        return TableRecords(named.own(self.table), int(named.unlisted.sum()), int(named.ddl.sum()))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded.
@@ -199,18 +188,6 @@ class CanalJsonDecoder(TableDecoder):
     def values(self) -> ValueOptions:
         """The policies for impossible dates and ambiguous times, and the time zone."""
         return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
-
-    def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
-        if self.topic is None:
-            return None
-        # ``usable``, ``unlisted`` and ``ddl`` are called for the same records, so the last result is cached.
-        if not self._last or self._last[0][0] is not records:
-            self._last[:] = [(records, self.topic.of(records))]
-        return self._last[0][1]
-
-    @cached_property
-    def _last(self) -> list[tuple[pa.RecordBatch, NamedRecords]]:
-        return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:
         """Returns the event with TiDB's row key as its key."""
