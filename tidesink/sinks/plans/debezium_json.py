@@ -23,7 +23,14 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.envelope import POSTGRES, TICDC, has_exact_names
-from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
+from tidesink.codecs.debezium.inference import (
+    FirstRow,
+    InferredColumn,
+    LoneCodec,
+    facts_of,
+    inferred_column,
+    inferred_columns,
+)
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
@@ -262,7 +269,6 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
-        self._codec.forget()
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
@@ -279,7 +285,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         The plan does not cover a writer if its schema is new, or if the plan lacks one of its columns or has
         it with a type that cannot hold the values.
         """
-        facts = self._codec.facts_of(changes.schema)
+        facts = facts_of(changes.schema)
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
         bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
         is_ticdc = changes.rows["commit_ts"].null_count < changes.rows.num_rows
@@ -290,16 +296,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             is_covered = is_covered and (self.keyed or not keys)
         if is_covered:
             return ()
-        reported = tuple(
-            InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
-        )
         place = _first_place(changes, records)
         source = first_rows_of(changes.rows).source
-        writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
+        columns = inferred_columns(changes.schema)
+        writer = JsonWriter(columns, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
 
     def key_only(self, _key: Collection[str], schema: TableSchema) -> frozenset[str]:
-        return self._codec.facts_of(schema).key_only
+        return facts_of(schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """Returns a function that converts a column's value in the database to its value in records.
@@ -333,8 +337,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Returns an error if records without a schema have a column that is not text in the target."""
-        facts = self._codec.facts_of(changes.schema)
-        for name in sorted(facts.guessed):
+        for name in sorted(facts_of(changes.schema).guessed):
             column = self.shape.find(name)
             if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
@@ -352,11 +355,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         if cached is None or cached[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
-            facts = self._codec.facts_of(schema)
-            reported = tuple(
-                InferredColumn(column, column.name in facts.guessed) for column in schema.columns
-            )
-            cached = schema, JsonWriter(reported).identity, self._holds(schema)
+            cached = schema, JsonWriter(inferred_columns(schema)).identity, self._holds(schema)
             self._schemas[id(schema)] = cached
         return cached[1], cached[2]
 
