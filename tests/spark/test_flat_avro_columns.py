@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,9 @@ class Topic:
         found = [self.registry.schema_by_version(subject, version) for version in known]
         return {schema.id: schema.schema_text for schema in found}
 
-    def plan(self, settings: PlanSettings = DEFAULT_SETTINGS, **schemas: dict[int, str]) -> DecodePlan:
-        texts = {"keys": self.texts("key"), "values": self.texts("value"), **schemas}
-        return flat_avro_plan(self.table, SubjectSchemas(**texts), settings)
+    def plan(self, settings: PlanSettings = DEFAULT_SETTINGS, **schemas: Any) -> DecodePlan:
+        known = SubjectSchemas(self.texts("key"), self.texts("value"))
+        return flat_avro_plan(self.table, replace(known, **schemas), settings)
 
     def rows(self, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()

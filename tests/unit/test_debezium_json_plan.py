@@ -17,9 +17,16 @@ from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
-from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
+from tidesink.codecs.debezium.inference import (
+    InferredColumn,
+    LoneCodec,
+    RowFacts,
+    facts_of,
+    first_row,
+    inferred_column,
+)
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
@@ -224,6 +231,16 @@ def _text_plan() -> DecodePlan:
         _TABLE, (Column("id", ColumnType("bigint"), handle=True), Column("n", ColumnType("text")))
     )
     return debezium_json_plan(_TABLE, Writers(), definition=definition)
+
+
+def test_facts_about_a_record_are_with_its_event() -> None:
+    codec = LoneCodec(CodecOptions(), None)
+    events = [*codec.decode(_plain({"id": 1}, {"id": 1})), *codec.decode(_typed({"id": 1}))]
+    schemas = [event.schema for event in events if isinstance(event, ChangeEvent) and event.schema]
+    assert [facts_of(replace(schema)) for schema in schemas] == [
+        RowFacts(bare=True, guessed=frozenset({"id"})),
+        RowFacts(),
+    ]
 
 
 def test_a_row_without_a_schema_comes_in_the_shapes_columns() -> None:

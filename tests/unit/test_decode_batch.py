@@ -106,7 +106,7 @@ def test_a_position_of_more_than_38_digits_is_a_fault() -> None:
 def test_warnings_belong_to_row_changes_that_are_returned() -> None:
     def warn(event: ChangeEvent) -> str | None:
         number = (event.after or {})["id"]
-        return None if number == 1 else f"row {number}"
+        return None if number == 1 else f"row {number!r}"
 
     decoded = rows_from_events(_records(b"1", b"w", b"2|today", b"3"), _decode, OPTIONS, warn)
     assert [record for record, *_ in faults_of(decoded)] == [2]
