@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.baseline import plain_session
 from benchmarks.events import TABLE
 from tidesink.schema_registry import open_registry
+from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.batch.source import KafkaSource, reduced_ranges
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
@@ -33,7 +34,7 @@ def ours(settings: dict[str, Any]) -> float:
     topic, registry = settings["topic"], open_registry(settings["registry"])
     started = time.perf_counter()
     key, value = (_schema(registry, f"{topic}-{part}") for part in ("key", "value"))
-    plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value)
+    plan = flat_avro_plan(TABLE, SubjectSchemas(key, value))
     found = KafkaOffsets(properties).lookup([topic])[topic]
     ranges = tuple(FetchRange(topic, n, at.earliest, at.latest) for n, at in found.partitions.items())
     reduced = reduced_ranges(spark, RangeTask(ranges, plan), KafkaSource(KafkaFetch(properties)))

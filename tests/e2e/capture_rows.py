@@ -14,7 +14,7 @@ from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.events import ColumnType, Message, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.batch.records import TRUNCATE
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
@@ -26,13 +26,13 @@ def json_plan(
     messages: Iterable[Message],
     options: CodecOptions,
     definition: TableSchema | None,
-    **named: Any,
+    time_zone: str = "UTC",
 ) -> DecodePlan:
     """A plan over what each record of a row tells."""
     rows = (first_row([message], options, definition) for message in messages)
     writers = Writers().with_new(first_writer(row) for row in rows if row is not None)
     return debezium_json_plan(
-        table, writers=writers, definition=definition, options=options, logs=True, **named
+        table, writers, PlanSettings(time_zone=time_zone, logs=True), definition=definition, options=options
     )
 
 
@@ -123,7 +123,7 @@ def _capture_plan(capture: Capture, table: TableId, messages: list[Message]) -> 
                 if data is not None:
                     ids[part].add(int.from_bytes(data[1:5], "big"))
         keys, values = ({one: answers[str(one)]["schema"] for one in ids[part]} for part in ("key", "value"))
-        return debezium_avro_plan(table, key_schemas=keys, value_schemas=values, modes=capture.modes)
+        return debezium_avro_plan(table, SubjectSchemas(keys, values), modes=capture.modes)
     with_schema = capture.connector.get("value.converter.schemas.enable") == "true"
     declarations = capture.definitions() if capture.is_postgres else capture.ddl_definitions()
     declared = None if with_schema or declarations is None else declarations.get(table)

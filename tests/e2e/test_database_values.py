@@ -24,7 +24,7 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
@@ -41,18 +41,18 @@ def _plan(table: VectorTable, records: list[Record], schemas: Mapping[int, str])
     """The plan of some records of one changefeed."""
     codec, zone, named = records[0].raw["codec"], records[0].time_zone, table.schema.table
     if codec == "canal-json":
-        return canal_json_plan(table.schema, time_zone=zone, logs=True)
+        return canal_json_plan(table.schema, PlanSettings(time_zone=zone, logs=True))
     if codec == "debezium":
         messages = [record.message for record in records]
         without = bool(records[0].config["debezium-disable-schema"])
         definition = as_declared(table.schema) if without else None
-        return json_plan(named, messages, CodecOptions(time_zone=zone), definition, time_zone=zone)
+        return json_plan(named, messages, CodecOptions(time_zone=zone), definition, zone)
     keys, values = (
         {number: schemas[number] for record in records if (number := record.raw.get(f"{part}_schema_id"))}
         for part in ("key", "value")
     )
     make = flat_avro_plan if codec == "avro" else debezium_avro_plan
-    return make(named, key_schemas=keys, value_schemas=values, time_zone=zone, logs=True)
+    return make(named, SubjectSchemas(keys, values), PlanSettings(time_zone=zone, logs=True))
 
 
 def test_rows_of_the_vectors(pytestconfig: pytest.Config, mariadb_url: str) -> None:

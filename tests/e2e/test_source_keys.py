@@ -15,7 +15,7 @@ from tests.spark.decoded import decode_here
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -40,7 +40,9 @@ ZONE: Final = "Europe/Berlin"
 
 def _plan(table: TableId, stored: StoredTable, keys: tuple[str, ...]) -> DecodePlan:
     columns = tuple(Column(name, kind) for name, kind in stored.types.items())
-    plan, _ = source_plan(canal_json_plan(TableSchema(table, columns), keys=keys, time_zone=ZONE), stored)
+    plan, _ = source_plan(
+        canal_json_plan(TableSchema(table, columns), PlanSettings(keys=keys, time_zone=ZONE)), stored
+    )
     return plan
 
 
@@ -176,7 +178,7 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
         def plan_of(key: str) -> DecodePlan:
             options = CodecOptions(debezium=modes)
             plan = debezium_json_plan(
-                definition.table, writers=Writers(), definition=definition, keys=(key,), options=options
+                definition.table, Writers(), PlanSettings(keys=(key,)), definition=definition, options=options
             )
             return source_plan(plan, stored)[0]
 

@@ -23,6 +23,7 @@ from tidesink.config import Config
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -63,7 +64,7 @@ def _types(source: SourceRows) -> dict[str, ColumnType]:
 
 def _decoded(source: SourceRows, number: int = 0) -> list[dict[str, Any]]:
     """The rows of a range as the worker's task decodes them."""
-    plan = canal_json_plan(source.schema, keys=source.key, time_zone=ZONE)
+    plan = canal_json_plan(source.schema, PlanSettings(keys=source.key, time_zone=ZONE))
     plan, _ = source_plan(plan, StoredTable(_types(source), source.key, 0, 0))
     rows = []
     for records in source(FetchRange("rows", number, 0, 1)):
@@ -297,7 +298,7 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     table = TableId(schema, "dates")
     stored = _stored(connection, table)
     source = _source(mariadb_url, table, stored, [KeyRange()])
-    plan = canal_json_plan(source.schema, keys=source.key)
+    plan = canal_json_plan(source.schema, PlanSettings(keys=source.key))
     (records,) = source(FetchRange("rows", 0, 0, 1))
     plan, _ = source_plan(plan, stored)
     found = plan.decoder.decode_batch(records)
@@ -325,7 +326,7 @@ def test_rows_stand_at_a_position_that_was_taken_before_them(
     (records,) = replace(rows, since=before)(FetchRange("rows", 0, 0, 1))
     first, second = records.column("commit_ts").to_pylist()
     assert before < first == second < next_tso()
-    plan = canal_json_plan(rows.schema, keys=rows.key, time_zone=ZONE)
+    plan = canal_json_plan(rows.schema, PlanSettings(keys=rows.key, time_zone=ZONE))
     plan, _ = source_plan(plan, StoredTable(_types(rows), rows.key, 0, 0))
     (changes,) = plan.decoder.decode_batch(records).tables
     assert changes.rows["commit_ts"].to_pylist() == [first, first]

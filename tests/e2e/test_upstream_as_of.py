@@ -20,6 +20,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, Message
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.spark.errors import raised_task_errors
 
@@ -113,7 +114,7 @@ def test_each_change_has_the_rows_of_its_moment(tidb_url: str, database: str) ->
 @FULL
 def test_executors_ask_as_the_python_codec_does(tidb_url: str, database: str, spark: SparkSession) -> None:
     schema = parse_create_table(SQL.format(database))
-    plan = canal_json_plan(schema, time_zone="Europe/Berlin", options=_options(tidb_url))
+    plan = canal_json_plan(schema, PlanSettings(time_zone="Europe/Berlin"), options=_options(tidb_url))
     found = decode_here(plan, _messages(database))
     for event, row in zip(_events(tidb_url, database), found, strict=True):
         expected = {"old_key": None, **stored(event, plan.shape)}

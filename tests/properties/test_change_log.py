@@ -15,6 +15,7 @@ from tests.spark.decoded import reduced_here
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
@@ -69,7 +70,7 @@ def test_a_folded_log_is_the_table_at_the_source(seed: int, *, whole: bool) -> N
 
 
 def batch_of(stream: list[Message]) -> ReducedBatch:
-    plan = canal_json_plan(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, PlanSettings(logs=True))
     found = reduced_here(plan, stream)
     summary = found.summary
     assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)

@@ -13,6 +13,7 @@ from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
 from tests.spark.decoded import decode_here
 from tidesink.events import Message
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 
 if TYPE_CHECKING:
@@ -74,5 +75,5 @@ def test_what_the_row_says_of_its_key_and_members_is_held_against_the_definition
     plan = canal_json_plan(SCHEMA)
     rows = decode_here(plan, messages)
     assert [row.kind for row in rows] == ["upsert", "bad", "upsert", "upsert", "bad", "bad"]
-    own = canal_json_plan(SCHEMA, keys=("id",))
+    own = canal_json_plan(SCHEMA, PlanSettings(keys=("id",)))
     assert [row.kind for row in decode_here(own, messages[:2])] == ["upsert"] * 2

@@ -22,6 +22,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import header
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.batch.decoders import PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.typemap.table import ZeroDate
 
@@ -232,7 +233,7 @@ def _differing(spark: SparkSession, cells: list[tuple[str, Any]], zero_date: Zer
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(texts))
     messages = _messages(cells)
     plan = debezium_avro_plan(
-        _TABLE, key_schemas={1: texts[1]}, value_schemas={2: texts[2]}, zero_date=zero_date
+        _TABLE, SubjectSchemas({1: texts[1]}, {2: texts[2]}), PlanSettings(zero_date=zero_date)
     )
     rows = decode_here(plan, messages)
     return [

@@ -35,7 +35,7 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.plans.debezium_json import debezium_json_plan, writer_of
 from tidesink.typemap.table import ZeroDate
 
@@ -147,7 +147,7 @@ def _bytes(part: str | bytes | None) -> bytes | None:
 def _plan(zero_date: ZeroDate = "null", lacking: Iterable[str] = ()) -> DecodePlan:
     """Of a topic whose records have the schemas above, and those of the writers that it lacked."""
     writers = writers_of([_record(1, "flag", "true")]).with_new(map(writer_of, lacking))
-    return debezium_json_plan(_TABLE, writers=writers, zero_date=zero_date)
+    return debezium_json_plan(_TABLE, writers, PlanSettings(zero_date=zero_date))
 
 
 def _differing(spark: SparkSession, messages: list[Message], zero_date: ZeroDate = "null") -> list[str]:
@@ -263,7 +263,7 @@ def test_a_value_that_was_not_sent_is_a_connectors_and_a_text_ticdcs_in_one_topi
     sent = codec.encode(event, topic="t")
     assert sent is not None
     messages = [_record(6, "words", _dumped(text)), _message(7, sent.key, sent.value)]
-    plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
+    plan = debezium_json_plan(_TABLE, writers_of(messages))
     rows = decode_here(plan, messages)
     assert [one.raw["_kept"] for one in rows] == [["words"], None]
     assert (rows[1].after or {})["words"] == text
@@ -283,7 +283,7 @@ def test_ticdcs_watermarks_and_rows_are_read(spark: SparkSession) -> None:
     ]
     records = [codec.encode(event, topic="t") for event in events]
     messages = [_message(n, one.key, one.value) for n, one in enumerate(records) if one is not None]
-    plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
+    plan = debezium_json_plan(_TABLE, writers_of(messages))
     found = decode_here(plan, messages)
     assert [(one.kind, one.commit_ts, one.after) for one in found] == [
         ("upsert", 1 << 40, row),

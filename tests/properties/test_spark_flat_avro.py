@@ -17,13 +17,13 @@ from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tab
 from tests.reduction_law import reduce
 from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tests.unit.flat_avro_cases import only_change
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import ChecksumMode, CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.values import target_reader
 
@@ -64,7 +64,9 @@ def _partition(event: ChangeEvent) -> int:
     return sum(map(ord, repr(event.key))) % PARTITIONS
 
 
-def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any) -> DecodePlan:
+def plan_for(
+    registry: MemorySchemaRegistry, event: ChangeEvent, *, checksum: ChecksumMode = "off", **settings: Any
+) -> DecodePlan:
     """The Spark path's plan over everything the registry holds for the topic."""
     texts: dict[str, dict[int, str]] = {}
     for part in ("key", "value"):
@@ -74,10 +76,9 @@ def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any)
         texts[part] = {schema.id: schema.schema_text for schema in found}
     return flat_avro_plan(
         event.table,
-        key_schemas=texts["key"],
-        value_schemas=texts["value"],
-        keys=tuple(event.key or ()),
-        **options,
+        SubjectSchemas(texts["key"], texts["value"]),
+        PlanSettings(keys=tuple(event.key or ()), **settings),
+        checksum=checksum,
     )
 
 

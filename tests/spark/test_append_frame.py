@@ -15,7 +15,7 @@ from tests.unit.canal_messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import account_of
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.modes import (
     COMMIT_TS,
@@ -62,7 +62,7 @@ def logged(plan: DecodePlan, *values: bytes) -> tuple[list[dict[str, Any]], Any]
 
 
 def test_each_image_of_each_event_is_a_row() -> None:
-    plan = canal_json_plan(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, PlanSettings(logs=True))
     rows, summary = logged(
         plan,
         change(row()),
@@ -104,7 +104,7 @@ def row_day() -> Any:
 
 
 def test_a_table_without_a_key_has_all_its_rows() -> None:
-    plan = canal_json_plan(KEYLESS, logs=True)
+    plan = canal_json_plan(KEYLESS, PlanSettings(logs=True))
     one = {"v": "a", "n": "5"}
     same: dict[str, Any] = {"pkNames": None, "_tidb": {"commitTs": 40}}
     values = (
@@ -126,7 +126,7 @@ def test_a_table_without_a_key_has_all_its_rows() -> None:
 
 @FULL
 def test_chosen_and_renamed_columns_are_those_of_old_rows_too() -> None:
-    plan = canal_json_plan(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, PlanSettings(logs=True))
     projection = Projection(except_columns=("d", "n"), rename={"v": "value"})
     laid = project(projection, plan.shape, own=())
     rows = replace(plan.rows, target=laid.shape, sources=laid.sources)

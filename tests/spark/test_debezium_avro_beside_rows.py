@@ -21,6 +21,7 @@ from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import TopicPartition
+from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
@@ -53,10 +54,10 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
     assert isinstance(row, ChangeEvent)
     plan = debezium_avro_plan(
         row.table,
-        key_schemas={one.raw["key_schema_id"]: folder.schemas[one.raw["key_schema_id"]] for one in records},
-        value_schemas={
-            one.raw["value_schema_id"]: folder.schemas[one.raw["value_schema_id"]] for one in records
-        },
+        SubjectSchemas(
+            {one.raw["key_schema_id"]: folder.schemas[one.raw["key_schema_id"]] for one in records},
+            {one.raw["value_schema_id"]: folder.schemas[one.raw["value_schema_id"]] for one in records},
+        ),
     )
     reported = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
     assert len(reported) == len(watermarks) > 3
@@ -86,7 +87,7 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
     glue = b"\3" + compression + bytes(16)
     messages = [replace(good, key=glue + b"x"), replace(good, offset=1, value=glue + b"x")]
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
-    plan = debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
+    plan = debezium_avro_plan(TABLE, SubjectSchemas(topic.key_texts, topic.texts))
     rows = decode_here(plan, messages)
     for part, message, row in zip(("key", "value"), messages, rows, strict=True):
         with pytest.raises(DecodeError, match="AWS Glue") as refused:
@@ -122,9 +123,7 @@ def test_flattened_rows_are_refused_with_what_to_do(spark: SparkSession) -> None
         read_value_schema(flattened)
     topic = Versions(Version({"a": ["null", "int"]}))
     topic.send(100, {"a": 1})
-    plan = debezium_avro_plan(
-        TABLE, key_schemas=topic.key_texts, value_schemas={**topic.texts, 300: flattened}
-    )
+    plan = debezium_avro_plan(TABLE, SubjectSchemas(topic.key_texts, {**topic.texts, 300: flattened}))
     messages = [replace(topic.messages[0], value=b"\0" + (300).to_bytes(4, "big") + b"\2\2c")]
     (row,) = decode_here(plan, messages)
     assert (row.kind, row.error) == ("bad", "SchemaMismatchError")

@@ -16,6 +16,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ def test_a_defined_type_is_read_from_any_wire(spark: SparkSession, wire: str) ->
     for number in types:
         for value in VALUES[wire]:
             topic.send(100, {f"c{number}": value})
-    plan = debezium_avro_plan(
-        TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, definition=definition
-    )
+    plan = debezium_avro_plan(TABLE, SubjectSchemas(topic.key_texts, topic.texts), definition=definition)
     registry = MemorySchemaRegistry({**topic.key_texts, **topic.texts})
     codec = open_codec("debezium-avro", registry=registry, definitions=definitions)
     rows = decode_here(plan, topic.messages)

@@ -14,6 +14,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source, table_of_source
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.events import Message, Position
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
 LONG_LSN: Final = "f" * 20 + ":" + "f" * 8 + ":" + "f" * 3
@@ -45,9 +46,7 @@ def _texts(source: dict[str, Any], schema: dict[str, Any] | None) -> list[tuple[
     first = first_row([message], CodecOptions())
     assert first is not None
     plan = debezium_json_plan(
-        table_of_source(source),
-        writers=Writers().with_new([first_writer(first)]),
-        keys=("id",),
+        table_of_source(source), Writers().with_new([first_writer(first)]), PlanSettings(keys=("id",))
     )
     names = ("topic", "partition", "offset", "key", "value")
     columns = {name: [getattr(message, name)] for name in names}

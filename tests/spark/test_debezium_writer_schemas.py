@@ -11,7 +11,7 @@ from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import Decoded, decode_here
 from tidesink.codecs import open_codec
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, SubjectSchemas
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _TEXT: Final = ["null", "string"]
 _ENUM: Final = "io.debezium.data.Enum"
 
 
-def _plan(topic: Versions, **options: Any) -> DecodePlan:
-    return debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, **options)
+def _plan(topic: Versions) -> DecodePlan:
+    return debezium_avro_plan(TABLE, SubjectSchemas(topic.key_texts, topic.texts))
 
 
 def _rows(spark: SparkSession, topic: Versions, plan: DecodePlan) -> list[Decoded]:

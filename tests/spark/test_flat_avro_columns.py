@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import TopicPartition
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class Topic:
         found = [self.registry.schema_by_version(subject, version) for version in known]
         return {schema.id: schema.schema_text for schema in found}
 
-    def plan(self, **options: Any) -> DecodePlan:
-        texts = {"key_schemas": self.texts("key"), "value_schemas": self.texts("value")}
-        return flat_avro_plan(self.table, **{**texts, **options})
+    def plan(self, settings: PlanSettings = DEFAULT_SETTINGS, **schemas: Any) -> DecodePlan:
+        known = SubjectSchemas(self.texts("key"), self.texts("value"))
+        return flat_avro_plan(self.table, replace(known, **schemas), settings)
 
     def rows(self, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()
@@ -81,7 +82,7 @@ def test_a_column_added_with_a_default_fills_rows_written_before_it(spark: Spark
     )
     new = {"id": 2, "v": 2, "e": "a", "n": 1, "b": 1, "x": b"", "t": None, "w": None, "f": None}
     topic.send(change(after=new, schema=table(added)))
-    rows = topic.rows(topic.plan(time_zone="Asia/Shanghai"))
+    rows = topic.rows(topic.plan(PlanSettings(time_zone="Asia/Shanghai")))
     before = rows[0].after
     assert before is not None
     assert (before["e"], before["n"], before["b"]) == ("b", Decimal(2**64 - 1), 5)
@@ -129,7 +130,7 @@ def test_a_change_of_modes_in_mid_stream_keeps_the_target_types(spark: SparkSess
         avro_bigint_unsigned_handling_mode="string",
     )
     topic.send(change(after={"id": 2, **row}, schema=schema))
-    rows = topic.rows(topic.plan(base=first))
+    rows = topic.rows(topic.plan(PlanSettings(base=first)))
     assert [found.after for found in rows] == [
         {"id": 1, "d": Decimal("-1.20"), "n": Decimal(2**64 - 1)},
         {"id": 2, "d": Decimal("-1.20"), "n": Decimal(2**64 - 1)},
@@ -148,9 +149,9 @@ def test_a_table_without_a_key_record_needs_keys() -> None:
     topic = Topic()
     topic.send(change(after={"id": 1, "v": 1}, schema=table("v int")))
     with pytest.raises(ConfigError, match="tables: keys"):
-        topic.plan(key_schemas={})
+        topic.plan(keys={})
     with pytest.raises(ConfigError, match=r"no column ident; its columns are id, v"):
-        topic.plan(key_schemas={}, keys=("ident",))
+        topic.plan(PlanSettings(keys=("ident",)), keys={})
 
 
 @FULL
@@ -158,7 +159,7 @@ def test_a_row_without_key_record_is_named_by_the_keys_of_the_config(spark: Spar
     topic = Topic()
     message = topic.send(change(after={"id": 7, "v": 1}, schema=table("v int")))
     topic.messages = [Message(TOPIC, 0, 0, None, message.value)]
-    (row,) = topic.rows(topic.plan(key_schemas={}, keys=("v",)))
+    (row,) = topic.rows(topic.plan(PlanSettings(keys=("v",)), keys={}))
     assert (row.kind, row.key) == ("upsert", {"v": 1})
 
 
@@ -229,7 +230,7 @@ def test_a_value_that_is_none_of_its_type_is_bad_with_its_column(spark: SparkSes
     values, reason = BAD_VALUES[name]
     topic = Topic()
     topic.send(change(after={**EVERY_VALUE, "dt": "2026-01-01", **values}, schema=EVERY_TYPE))
-    (row,) = topic.rows(topic.plan(zero_date="error"))
+    (row,) = topic.rows(topic.plan(PlanSettings(zero_date="error")))
     assert (row.kind, row.error) == ("bad", "ValueOutOfRangeError")
     assert row.reason is not None
     assert reason in row.reason
@@ -243,7 +244,7 @@ def test_a_date_no_calendar_has_is_null_and_counted_or_kept_as_text(spark: Spark
     nulled, empty = topic.rows()
     assert nulled.after is not None
     assert (nulled.after["dt"], nulled.zero_dates, empty.zero_dates) == (None, ("dt",), ())
-    kept = topic.rows(topic.plan(zero_date="text"))[0].after
+    kept = topic.rows(topic.plan(PlanSettings(zero_date="text")))[0].after
     assert kept is not None
     assert kept["dt"] == "0000-00-00"
 
@@ -267,7 +268,7 @@ def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSessio
     topic.put(b"\0" + (78).to_bytes(4, "big") + good.key[5:], None)
     topic.put(good.key, b"\0" + (2**32 - 2).to_bytes(4, "big") + good.value[5:])
     values = {**topic.texts("value"), 2**32 - 2: json.dumps({"type": "string"})}
-    plan = topic.plan(value_schemas=values)
+    plan = topic.plan(values=values)
     rows = topic.rows(plan)
     assert [row.kind for row in rows] == ["upsert", "unplanned", "unplanned", "bad"]
     assert rows[3].error == "SchemaMismatchError"
@@ -312,7 +313,7 @@ def test_the_producers_ddl_and_watermarks(spark: SparkSession, vectors: Path, fo
     if not records:
         pytest.skip("the vectors have no control records of this producer")
     plan = flat_avro_plan(
-        TableId("s", "t"), key_schemas={}, value_schemas={1: _ANY_SCHEMA}, keys=("id",), zero_date="null"
+        TableId("s", "t"), SubjectSchemas({}, {1: _ANY_SCHEMA}), PlanSettings(keys=("id",), zero_date="null")
     )
     rows = decode_here(plan, [record.message for record in records])
     # 2^64-1 is no moment: a watermark of it says nothing.
@@ -349,7 +350,7 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
     assert rows[3].reason is not None
     assert "(id, tenant), but the table's key is (id)" in rows[3].reason
     # A key record without one of the key's columns names no row, whatever the column's default is.
-    named = topic.rows(topic.plan(keys=("id", "tenant")))
+    named = topic.rows(topic.plan(PlanSettings(keys=("id", "tenant"))))
     assert [(row.kind, row.error) for row in named] == [
         ("upsert", None),
         ("bad", "UnnamedRowError"),
@@ -369,9 +370,9 @@ def test_a_schema_learnt_after_a_newer_one_still_says_what_older_rows_have(spark
     topic.send(change(after={"id": 3, "n": 2}, schema=table("n int default 9")))
     texts = topic.texts("value")
     first, _, third = sorted(texts)
-    newest = topic.plan(value_schemas={first: texts[first], third: texts[third]})
+    newest = topic.plan(values={first: texts[first], third: texts[third]})
     assert newest.shape.by_name["n"].default == "9"
-    plan = topic.plan(base=newest.shape)
+    plan = topic.plan(PlanSettings(base=newest.shape))
     assert plan.shape.by_name["n"].default == "5"
     assert [row.after for row in topic.rows(plan)] == [
         {"id": 1, "n": 5},

@@ -31,7 +31,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.target_schema import TargetColumn
 from tidesink.typemap.values import target_reader
@@ -61,12 +61,9 @@ class Golden:
         keys = {sanitize_name(column.name) for record in records for column in _keys(record)}
         plan = flat_avro_plan(
             table,
-            key_schemas=self._schemas(records, "key"),
-            value_schemas=self._schemas(records, "value"),
-            keys=tuple(sorted(keys)),
-            time_zone=zone,
+            SubjectSchemas(self._schemas(records, "key"), self._schemas(records, "value")),
+            PlanSettings(keys=tuple(sorted(keys)), time_zone=zone, logs=self._logs),
             checksum="warn",
-            logs=self._logs,
         )
         by_line = {record.line: record for record in records}
         rows = decode_here(plan, [record.message for record in records])

@@ -30,7 +30,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.table import spark_type
 from tidesink.typemap.target_schema import TargetColumn
@@ -65,7 +65,7 @@ class Case:
         keys, base = tuple(column.name for column in columns), None
         for schema in self.schemas:
             plan = canal_json_plan(
-                schema, base=base, keys=keys, time_zone=zone, options=options, logs=self._logs
+                schema, PlanSettings(base=base, keys=keys, time_zone=zone, logs=self._logs), options=options
             )
             base = plan.shape
         return plan

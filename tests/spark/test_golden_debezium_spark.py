@@ -25,7 +25,7 @@ from tidesink.codecs.debezium.inference import first_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
@@ -91,11 +91,10 @@ def plan_of(
     options = CodecOptions(debezium=capture.modes)
     return debezium_json_plan(
         table,
-        writers=writers_of(messages, options, definition),
+        writers_of(messages, options, definition),
+        PlanSettings(keys=keys, logs=logs or keyless),
         definition=definition,
-        keys=keys,
         options=options,
-        logs=logs or keyless,
     )
 
 
@@ -126,11 +125,9 @@ def _avro_plan(
 
     return debezium_avro_plan(
         table,
-        key_schemas=schemas("key"),
-        value_schemas=schemas("value"),
-        keys=keys,
+        SubjectSchemas(schemas("key"), schemas("value")),
+        PlanSettings(keys=keys, logs=logs),
         modes=capture.modes,
-        logs=logs,
     )
 
 
@@ -178,9 +175,11 @@ def _ticdc_differences(folder: VectorFolder, records: list[Record]) -> list[str]
     assert events[0].schema is not None
     plan = debezium_avro_plan(
         events[0].table,
-        key_schemas=_schema(folder, records[0].raw["key_schema_id"]),
-        value_schemas=_schema(folder, records[0].raw["value_schema_id"]),
-        keys=None if events[0].key else (events[0].schema.columns[0].name,),
+        SubjectSchemas(
+            _schema(folder, records[0].raw["key_schema_id"]),
+            _schema(folder, records[0].raw["value_schema_id"]),
+        ),
+        PlanSettings(keys=None if events[0].key else (events[0].schema.columns[0].name,)),
     )
     decoded = decode_here(plan, messages)
     return [
@@ -208,8 +207,8 @@ def _ticdc_json_differences(records: list[Record]) -> list[str]:
     assert events[0].schema is not None
     plan = debezium_json_plan(
         events[0].table,
-        writers=writers_of(messages),
-        keys=None if events[0].key else (events[0].schema.columns[0].name,),
+        writers_of(messages),
+        PlanSettings(keys=None if events[0].key else (events[0].schema.columns[0].name,)),
     )
     decoded = decode_here(plan, messages)
     return [

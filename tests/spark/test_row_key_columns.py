@@ -17,7 +17,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.target_schema import RowKey
 
@@ -147,7 +147,7 @@ def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
 
 @FULL
 def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
-    plan = canal_json_plan(SCHEMA, keys=("name",), by_row_key=True)
+    plan = canal_json_plan(SCHEMA, PlanSettings(keys=("name",)), by_row_key=True)
     (row,) = decode_here(plan, [_sent_as(0, _members(_tidb={"commitTs": 1}))])
     assert (row.kind, row.key) == ("upsert", {"name": "a"})
 

@@ -14,7 +14,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
@@ -54,7 +54,7 @@ def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -
 
 def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> DecodePlan:
     if protocol == "canal-json":
-        return canal_json_plan(SCHEMA, zero_date="error")
+        return canal_json_plan(SCHEMA, PlanSettings(zero_date="error"))
     texts = [registry.latest(subject(TOPIC, part)) for part in ("key", "value")]
     key, value = ({text.id: text.schema_text} for text in texts)
-    return flat_avro_plan(event.table, key_schemas=key, value_schemas=value, zero_date="error")
+    return flat_avro_plan(event.table, SubjectSchemas(key, value), PlanSettings(zero_date="error"))

@@ -28,6 +28,7 @@ from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ChangeEvent, ColumnType, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
+from tidesink.sinks.batch.decoders import PlanSettings, SubjectSchemas
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
@@ -208,7 +209,9 @@ def test_tasks_count_what_the_policy_chose(logs: bool) -> None:
         )
         for at, (made, paid) in enumerate(texts)
     ]
-    plan = canal_json_plan(SCHEMA, time_zone="Europe/Berlin", ambiguous_time="second", logs=logs)
+    plan = canal_json_plan(
+        SCHEMA, PlanSettings(time_zone="Europe/Berlin", ambiguous_time="second", logs=logs)
+    )
     messages = [Message("t", 0, at, None, value) for at, value in enumerate(values)]
     rows, payloads = run(RangeTask((WANTED,), plan), [as_records(messages)])
     assert summary(payloads).ambiguous_times == {"made": 2, "paid": 1}
@@ -228,7 +231,7 @@ def test_tasks_take_what_the_checksum_says(summed: bool, chosen: dict[str, int])
         for found in [registry.schema_by_version(f"{TOPIC}-{part}", 1)]
     }
     plan = flat_avro_plan(
-        SCHEMA.table, key_schemas=texts["key"], value_schemas=texts["value"], time_zone="Europe/Berlin"
+        SCHEMA.table, SubjectSchemas(texts["key"], texts["value"]), PlanSettings(time_zone="Europe/Berlin")
     )
     (written,), payloads = run(RangeTask((WANTED,), plan), [as_records([message])])
     assert written["after"]["made"] == (SECOND if summed else FIRST)

@@ -23,11 +23,13 @@ from tidesink.config import Config
 from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoders import PlanSettings, SubjectSchemas
 from tidesink.sinks.batch.schema_changes import SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
+from tidesink.sinks.plans.debezium_changes import DatabaseFacts
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.schema_sources.open import open_decoding
@@ -136,16 +138,16 @@ def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
     assert row is not None
     writers = Writers().with_new([first_writer(row)])
     exact = connector == "postgresql"
-    assert debezium_json_plan(T, writers=writers).shape.exact_names is exact
+    assert debezium_json_plan(T, writers).shape.exact_names is exact
     # A plan that was made before, and records that tasks report, say no more.
     again = writers.with_new([replace(first_writer(row), connector="")], later=True)
-    base = replace(debezium_json_plan(T, writers=writers).shape, exact_names=False)
-    assert debezium_json_plan(T, writers=again, base=base, keys=("id",)).shape.exact_names is exact
+    base = replace(debezium_json_plan(T, writers).shape, exact_names=False)
+    assert debezium_json_plan(T, again, PlanSettings(base=base, keys=("id",))).shape.exact_names is exact
     if exact:
         with pytest.raises(ConfigError, match=r"keys: public\.people has no column ID, but a column id"):
-            debezium_json_plan(T, writers=writers, keys=("ID",))
+            debezium_json_plan(T, writers, PlanSettings(keys=("ID",)))
     else:
-        assert debezium_json_plan(T, writers=writers, keys=("ID",)).shape.keys == ("id",)
+        assert debezium_json_plan(T, writers, PlanSettings(keys=("ID",))).shape.keys == ("id",)
 
 
 UNQUOTED: Final = {
@@ -190,7 +192,7 @@ def _written_by(*messages: Message) -> Writers:
 @pytest.mark.parametrize("connector", UNQUOTED)
 def test_a_name_in_another_case_means_the_one_column_that_fits(connector: str) -> None:
     writers = _written_by(_written(connector, {"ID": 1, "NAME": "a"}))
-    plan = debezium_json_plan(T, writers=writers, keys=("Id",))
+    plan = debezium_json_plan(T, writers, PlanSettings(keys=("Id",)))
     assert plan.shape.keys == ("ID",)
     laid = project(Projection(except_columns=("name",)), plan.shape, own=())
     assert [one.name for one in laid.shape.columns] == ["ID"]
@@ -199,10 +201,10 @@ def test_a_name_in_another_case_means_the_one_column_that_fits(connector: str) -
 @pytest.mark.parametrize("connector", UNQUOTED)
 def test_a_column_renamed_in_case_stays_one_column_until_a_row_has_both(connector: str) -> None:
     one, other = _written(connector, {"id": 1, "name": "a"}), _written(connector, {"id": 1, "Name": "a"}, 1)
-    plan = debezium_json_plan(T, writers=_written_by(one, other), keys=("id",))
+    plan = debezium_json_plan(T, _written_by(one, other), PlanSettings(keys=("id",)))
     assert [c.name for c in plan.shape.columns] == ["id", "name"]
     both = _written(connector, {"id": 1, "name": "a", "Name": "b"}, 2)
-    plan = debezium_json_plan(T, writers=_written_by(one, both), keys=("id",))
+    plan = debezium_json_plan(T, _written_by(one, both), PlanSettings(keys=("id",)))
     assert [c.name for c in plan.shape.columns] == ["id", "name", "Name"]
     with pytest.raises(ConfigError, match="can be name or Name, which are different columns"):
         project(Projection(except_columns=("NAME",)), plan.shape, own=())
@@ -213,34 +215,41 @@ def test_the_url_of_the_database_tells_what_records_without_a_connector_do_not()
     for scheme in ("postgresql", "postgresql+psycopg", "mysql", "mysql+pymysql"):
         settings = DatabaseSettings.model_construct(url=SecretStr(f"{scheme}://reader@db/shop"))
         connector = database_connector(settings)
-        plan = debezium_json_plan(T, writers=writers, connector=connector, keys=("id",))
+        plan = debezium_json_plan(
+            T, writers, PlanSettings(keys=("id",)), database=DatabaseFacts(connector=connector)
+        )
         assert plan.shape.exact_names is scheme.startswith("postgresql")
     assert database_connector(None) == ""
     # The records tell it themselves.
     written = _written_by(_written("oracle", {"id": 1, "name": "a"}))
-    assert not debezium_json_plan(T, writers=written, connector="postgresql").shape.exact_names
+    assert not debezium_json_plan(
+        T, written, database=DatabaseFacts(connector="postgresql")
+    ).shape.exact_names
 
 
 @pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False), ("sqlserver", False)])
 def test_avro_schemas_tell_the_connector(name: str, exact: bool) -> None:
     texts = {1: _avro_envelope(name, "name")}
-    assert debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",)).shape.exact_names is exact
+    assert (
+        debezium_avro_plan(T, SubjectSchemas({}, texts), PlanSettings(keys=("id",))).shape.exact_names
+        is exact
+    )
     if exact:
         with pytest.raises(ConfigError, match=r"keys: public\.people has no column Id, but a column id"):
-            debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("Id",))
+            debezium_avro_plan(T, SubjectSchemas({}, texts), PlanSettings(keys=("Id",)))
 
 
 @pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False)])
 def test_a_later_schema_with_a_name_of_another_case_has_another_column(name: str, exact: bool) -> None:
     texts = {1: _avro_envelope(name, "name"), 2: _avro_envelope(name, "Name")}
-    plan = debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",))
+    plan = debezium_avro_plan(T, SubjectSchemas({}, texts), PlanSettings(keys=("id",)))
     assert [one.name for one in plan.shape.columns] == (["id", "name", "Name"] if exact else ["id", "name"])
     assert plan.gone == ({"name"} if exact else frozenset())
 
 
 def test_a_schema_in_which_two_columns_are_one_field_is_refused() -> None:
     texts = {1: _avro_envelope("postgresql", "a_b"), 2: _avro_envelope("postgresql", "a_b", "a_b")}
-    plan = debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",))
+    plan = debezium_avro_plan(T, SubjectSchemas({}, texts), PlanSettings(keys=("id",)))
     assert isinstance(plan.decoder, DebeziumAvroDecoder)
     assert "the field 'a_b' twice" in plan.decoder.schemas.values.refused[2]
     assert [one.name for one in plan.shape.columns] == ["id", "a_b"]

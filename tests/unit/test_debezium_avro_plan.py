@@ -14,8 +14,9 @@ from tests.spark.decoded import decode_here
 from tidesink.codecs.debezium.remarks import ROUTED
 from tidesink.errors import ConfigError
 from tidesink.events import Message
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
+from tidesink.sinks.plans.debezium_changes import DatabaseFacts
 from tidesink.source_database.base import ReplicaIdentity
 
 Json = dict[str, Any]
@@ -40,9 +41,17 @@ def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
     ]
 
 
-def _plan(topic: Versions, **options: Any) -> DecodePlan:
-    texts = {**topic.texts, 50: json.dumps(_HEARTBEAT)}
-    return debezium_avro_plan(TABLE, **{"key_schemas": topic.key_texts, "value_schemas": texts, **options})
+def _plan(
+    topic: Versions,
+    settings: PlanSettings = DEFAULT_SETTINGS,
+    *,
+    identity: ReplicaIdentity | None = None,
+    **schemas: Any,
+) -> DecodePlan:
+    known = SubjectSchemas(topic.key_texts, {**topic.texts, 50: json.dumps(_HEARTBEAT)})
+    return debezium_avro_plan(
+        TABLE, replace(known, **schemas), settings, database=DatabaseFacts(identity=identity)
+    )
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def test_a_row_with_a_new_id_is_unplanned_and_one_looked_up_in_vain_is_bad(topic
     (row,) = topic.messages
     (found,) = _rows(_plan(topic), _of_new_key(row))
     assert (found["_kind"], found["_schema_key_id"], found["_schema_value_id"]) == ("unplanned", 999, 100)
-    (found,) = _rows(_plan(topic, unknown_ids={999: "no such id"}), _of_new_key(row))
+    (found,) = _rows(_plan(topic, unknown={999: "no such id"}), _of_new_key(row))
     assert (found["_kind"], found["_error"]) == ("bad", "SchemaNotFoundError")
     assert found["_reason"] == "key: no such id"
 
@@ -104,17 +113,18 @@ def _with_before(topic: Versions, before: Json, connector: str) -> Message:
 def test_old_rows_that_have_their_key_alone_are_none(
     topic: Versions, connector: str, before: Json, expected: Json | None, kept: list[str] | None
 ) -> None:
-    (found,) = _rows(_plan(topic, logs=True), _with_before(topic, before, connector))
+    (found,) = _rows(_plan(topic, PlanSettings(logs=True)), _with_before(topic, before, connector))
     assert (found["before"], found["_before_kept"], found["_change"]) == (expected, kept, "update")
 
 
 def test_old_rows_tell_keys_where_the_key_is_the_configs_or_ticdcs(topic: Versions) -> None:
     assert not _plan(topic).decoder.old_keys
-    assert _plan(topic, keys=("a",)).decoder.old_keys
+    assert _plan(topic, PlanSettings(keys=("a",))).decoder.old_keys
     ticdc = Versions(Version({"a": _TEXT}, kinds={"commit_ts": "long"}))
     assert _plan(ticdc).decoder.old_keys
     (found,) = _rows(
-        _plan(topic, keys=("a",)), _with_before(topic, {"id": 1, "a": "was", "b": None}, "mysql")
+        _plan(topic, PlanSettings(keys=("a",))),
+        _with_before(topic, {"id": 1, "a": "was", "b": None}, "mysql"),
     )
     assert (found["key"], found["old_key"]) == ({"a": "x"}, {"a": "was"})
 
@@ -125,14 +135,14 @@ def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused() 
     source = {"connector": "postgresql", "db": "lab", "schema": "lab", "table": "t"}
     columns = frozenset({"id", "mail", "b"})
 
-    def kind(before: Json, *, sent: str | None = None, **options: Any) -> str:
-        if sent is not None:
-            options["identity"] = ReplicaIdentity(frozenset({sent}), columns)
+    def kind(before: Json, *, sent: str | None = None, keys: tuple[str, ...] | None = None) -> str:
+        identity = None if sent is None else ReplicaIdentity(frozenset({sent}), columns)
+        plan = _plan(topic, PlanSettings(keys=keys), identity=identity)
         record = {"before": before, "after": None, "source": source, "op": "d"}
         value = framed(100, json.loads(topic.texts[100]), record)
         ((number, text),) = topic.key_texts.items()
         key = framed(number, json.loads(text), {"id": before["id"]})
-        (found,) = _rows(_plan(topic, **options), replace(topic.messages[0], key=key, value=value))
+        (found,) = _rows(plan, replace(topic.messages[0], key=key, value=value))
         return str(found["_kind"])
 
     assert kind({"id": 0, "mail": "a@b", "b": None}) == "bad"
@@ -146,10 +156,10 @@ def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused() 
 
 def test_a_table_without_a_key_is_refused_but_for_its_log(topic: Versions) -> None:
     with pytest.raises(ConfigError, match="have no key, so it is unknown"):
-        _plan(topic, key_schemas={})
-    assert _plan(topic, key_schemas={}, logs=True).shape.keys == ()
+        _plan(topic, keys={})
+    assert _plan(topic, PlanSettings(logs=True), keys={}).shape.keys == ()
     with pytest.raises(ConfigError, match="no schema of a row in the registry yet"):
-        _plan(topic, key_schemas={}, value_schemas={}, keys=("id",))
+        _plan(topic, PlanSettings(keys=("id",)), keys={}, values={})
 
 
 def test_rows_of_routed_tables_are_kept_apart_by_the_field_of_their_key() -> None:
@@ -162,7 +172,7 @@ def test_rows_of_routed_tables_are_kept_apart_by_the_field_of_their_key() -> Non
         replace(row, offset=at, key=framed(7, key, {"id": 0, ROUTED: name}))
         for at, name in enumerate(("app.t_1", "app.t_2"))
     ]
-    plan = debezium_avro_plan(TABLE, key_schemas={7: json.dumps(key)}, value_schemas=topic.texts)
+    plan = debezium_avro_plan(TABLE, SubjectSchemas({7: json.dumps(key)}, topic.texts))
     assert set(plan.rows.keys) == {"id", ROUTED}
     assert isinstance(plan.decoder, DebeziumAvroDecoder)
     assert plan.decoder.added == {ROUTED}

@@ -20,9 +20,9 @@ from tidesink.codecs.debezium.inference import first_row, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, TidesinkError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
-from tidesink.sinks.plans.debezium_changes import KeyFacts
+from tidesink.sinks.plans.debezium_changes import DatabaseFacts, KeyFacts
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Writers,
@@ -90,10 +90,14 @@ def _bare(
     return Message("app.t", 0, 0, json.dumps(key).encode(), json.dumps(value).encode())
 
 
-def _plan(*messages: Message, **options: Any) -> DecodePlan:
+def _plan(
+    *messages: Message, keys: tuple[str, ...] | None = None, identity: ReplicaIdentity | None = None
+) -> DecodePlan:
     rows = [first_row([one], CodecOptions()) for one in messages]
     writers = Writers().with_new(first_writer(one) for one in rows if one is not None)
-    return debezium_json_plan(_TABLE, writers=writers, **options)
+    return debezium_json_plan(
+        _TABLE, writers, PlanSettings(keys=keys), database=DatabaseFacts(identity=identity)
+    )
 
 
 def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
@@ -294,7 +298,7 @@ def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused(
         _message(kinds, key=values, op=op, connector="mysql", db="public", **{image: before})
         for op, image in (("r", "after"), ("d", "before"))
     ]
-    plan = debezium_json_plan(_TABLE, writers=Writers().with_new([first_writer(_first(others[0]))]))
+    plan = debezium_json_plan(_TABLE, Writers().with_new([first_writer(_first(others[0]))]))
     assert [one["kind"] for one in _rows(plan, *others)] == ["upsert", "delete"]
 
 
@@ -367,8 +371,8 @@ def test_a_delete_whose_key_is_blank_in_part_is_applied_with_a_warning(
         for names, is_full in ((key, False), (kinds, True))
     )
     # Each of them confirms the key.
-    for options in ({"keys": tuple(key)}, {"identity": sent}, {"identity": full}):
-        (found,) = _rows(_plan(first, **options), delete)
+    for keys, identity in ((tuple(key), None), (None, sent), (None, full)):
+        (found,) = _rows(_plan(first, keys=keys, identity=identity), delete)
         assert (found["kind"], found["reason"]) == ("delete", None)
     (found,) = _rows(_plan(first), delete)
     assert found["kind"] == "delete"
@@ -539,8 +543,11 @@ def test_a_key_of_several_columns_of_postgres_is_warned_of() -> None:
     warned = [text for text in _plan(first).warnings if "message.key.columns" in text]
     assert len(warned) == 1
     assert warned[0].startswith("Columns nr, line:")
-    for options in ({"keys": ("nr", "line")}, {"identity": _sent("nr", "line", table=_ORDERS)}):
-        assert not any("message.key.columns" in text for text in _plan(first, **options).warnings)
+    for plan in (
+        _plan(first, keys=("nr", "line")),
+        _plan(first, identity=_sent("nr", "line", table=_ORDERS)),
+    ):
+        assert not any("message.key.columns" in text for text in plan.warnings)
     single = _message(_ORDERS, key={"nr": 7}, op="r", after={**key, "amount": 3, "note": "x"})
     assert not any("message.key.columns" in text for text in _plan(single).warnings)
 
@@ -611,7 +618,7 @@ def test_an_empty_geometry_in_an_update_is_refused_where_it_may_stand_for_anothe
     first = _message(_SHAPED, key={"id": 1}, after={"id": 1, "area": _POINT}, connector=connector)
     plan = debezium_json_plan(
         TableId("public" if connector == "postgresql" else "", "t"),
-        writers=Writers().with_new([first_writer(_first(first))]),
+        Writers().with_new([first_writer(_first(first))]),
     )
     (found,) = _rows(plan, message)
     assert found["kind"] == kind, found["reason"]
@@ -701,12 +708,24 @@ def test_a_workers_plan_knows_the_connector_of_json() -> None:
         message = _message(optional, key={"id": 1}, after={"id": 1, "area": _POINT}, connector=connector)
         row = first_row([message], CodecOptions())
         assert row is not None
-        plan = debezium_json_plan(_TABLE, writers=Writers().with_new([first_writer(row)]))
+        plan = debezium_json_plan(_TABLE, Writers().with_new([first_writer(row)]))
         assert sum("stored out of line" in text for text in plan.warnings) == warned
 
 
-def _plan_of(writer: JsonWriter, **options: Any) -> DecodePlan:
-    return debezium_json_plan(_TABLE, writers=Writers().with_new([writer]), **options)
+def _plan_of(
+    writer: JsonWriter,
+    *,
+    keys: tuple[str, ...] | None = None,
+    definition: TableSchema | None = None,
+    identity: ReplicaIdentity | None = None,
+) -> DecodePlan:
+    return debezium_json_plan(
+        _TABLE,
+        Writers().with_new([writer]),
+        PlanSettings(keys=keys),
+        definition=definition,
+        database=DatabaseFacts(identity=identity),
+    )
 
 
 def _first(message: Message) -> Any:

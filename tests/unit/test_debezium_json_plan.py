@@ -17,11 +17,18 @@ from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
-from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
+from tidesink.codecs.debezium.inference import (
+    InferredColumn,
+    LoneCodec,
+    RowFacts,
+    facts_of,
+    first_row,
+    inferred_column,
+)
 from tidesink.config.models import Definition
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.schema_source import declared_table
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
@@ -109,10 +116,10 @@ def _rows(plan: DecodePlan, *messages: Message, **kind: bool) -> list[Json]:
     ]
 
 
-def _learnt(writers: Writers, *messages: Message, spread: bool = False, **options: Any) -> Writers:
+def _learnt(writers: Writers, *messages: Message, spread: bool = False) -> Writers:
     """What a worker knows after it decoded these records."""
     for _ in range(5):
-        plan = debezium_json_plan(_TABLE, writers=writers, **options)
+        plan = debezium_json_plan(_TABLE, writers)
         lacking = {text for row in _rows(plan, *messages, spread=spread) for text in row["_fields"] or ()}
         if not lacking:
             return writers
@@ -128,7 +135,7 @@ def test_a_name_of_another_case_is_another_column_of_postgres(make: Callable[...
     )
     expected = [("a", None), (None, "b"), ("c", "d")]
     for known, messages in (([one], [one, other]), ([one, other], [one, other]), ([one], [one, other, both])):
-        plan = debezium_json_plan(_TABLE, writers=_learnt(_writers(*known), *messages))
+        plan = debezium_json_plan(_TABLE, _learnt(_writers(*known), *messages))
         found = [(row["after"]["n"], row["after"]["N"]) for row in _rows(plan, *messages)]
         assert found == expected[: len(messages)]
 
@@ -136,7 +143,7 @@ def test_a_name_of_another_case_is_another_column_of_postgres(make: Callable[...
 @pytest.mark.parametrize("make", [_plain, _typed])
 def test_a_name_of_another_case_is_the_same_column_of_mysql(make: Callable[..., Message]) -> None:
     one, other = (_of(make, "mysql", **row) for row in ({"n": "a"}, {"N": "b"}))
-    plan = debezium_json_plan(_TABLE, writers=_learnt(_writers(one), one, other))
+    plan = debezium_json_plan(_TABLE, _learnt(_writers(one), one, other))
     (name,) = {column.name for column in plan.shape.columns} - {"id"}
     assert [row["after"][name] for row in _rows(plan, one, other)] == ["a", "b"]
 
@@ -186,7 +193,7 @@ def test_compressed_records_are_planned_and_read_as_plain_ones(kind: Compression
     ]
     writers = _writers(*packed)
     assert writers == _writers(*plain)
-    plan = debezium_json_plan(_TABLE, writers=writers)
+    plan = debezium_json_plan(_TABLE, writers)
     assert _rows(plan, *packed) == _rows(plan, packed[0], *plain[1:]) == _rows(plan, *plain)
 
 
@@ -201,7 +208,7 @@ def test_a_null_value_of_a_flattened_topic_is_a_delete() -> None:
     row, gone = _message({"id": "a", "__op": "c", "__table": "t", "__db": "shop"}, {"id": "a"}), None
     first = first_row([row], CodecOptions())
     assert first is not None
-    plan = debezium_json_plan(first.table, writers=_writers(row))
+    plan = debezium_json_plan(first.table, _writers(row))
     found = _rows(plan, row, _message(gone, {"id": "a"}))
     assert [one["_kind"] for one in found] == ["upsert", "delete" if first.table.name else "bad"]
 
@@ -210,22 +217,32 @@ def test_a_null_value_among_envelopes_is_a_delete_where_the_option_says_so() -> 
     """Compaction leaves nothing else of a delete (``sinks/kafka/compaction.py``)."""
     written, deleted = _typed({"id": 1, "n": "a"}), _typed({"id": 1, "n": "a"}, op="d")
     tombstone, writers = replace(deleted, value=None), _writers(written)
-    plan = debezium_json_plan(_TABLE, writers=writers)
+    plan = debezium_json_plan(_TABLE, writers)
     assert [one["_kind"] for one in _rows(plan, written, deleted, tombstone)] == [
         "upsert",
         "delete",
         "message",
     ]
-    plan = debezium_json_plan(_TABLE, writers=writers, options=CodecOptions(debezium_unwrapped=True))
+    plan = debezium_json_plan(_TABLE, writers, options=CodecOptions(debezium_unwrapped=True))
     _, before, alone = _rows(plan, written, deleted, tombstone)
     assert (alone["_kind"], alone["key"]) == ("delete", before["key"])
 
 
-def _text_plan(**options: Any) -> DecodePlan:
+def _text_plan() -> DecodePlan:
     definition = TableSchema(
         _TABLE, (Column("id", ColumnType("bigint"), handle=True), Column("n", ColumnType("text")))
     )
-    return debezium_json_plan(_TABLE, writers=Writers(), definition=definition, **options)
+    return debezium_json_plan(_TABLE, Writers(), definition=definition)
+
+
+def test_facts_about_a_record_are_with_its_event() -> None:
+    codec = LoneCodec(CodecOptions(), None)
+    events = [*codec.decode(_plain({"id": 1}, {"id": 1})), *codec.decode(_typed({"id": 1}))]
+    schemas = [event.schema for event in events if isinstance(event, ChangeEvent) and event.schema]
+    assert [facts_of(replace(schema)) for schema in schemas] == [
+        RowFacts(bare=True, guessed=frozenset({"id"})),
+        RowFacts(),
+    ]
 
 
 def test_a_row_without_a_schema_comes_in_the_shapes_columns() -> None:
@@ -237,7 +254,7 @@ def test_a_row_without_a_schema_comes_in_the_shapes_columns() -> None:
 
 def test_a_guessed_value_is_text() -> None:
     writers = _writers(_plain({"id": 7, "n": 1}, {"id": 7}))
-    plan = debezium_json_plan(_TABLE, writers=writers)
+    plan = debezium_json_plan(_TABLE, writers)
     values = [1, 1.5, "a", True, None]
     found = _rows(plan, *(_plain({"id": 7, "n": one}, {"id": 7}) for one in values))
     assert [row["after"]["n"] for row in found] == ["1", "1.5", "a", "true", None]
@@ -260,7 +277,7 @@ def test_all_records_of_a_writer_tell_the_same_with_the_oldest_place() -> None:
 
 
 def test_a_value_that_is_none_of_the_columns_is_a_bad_record() -> None:
-    plan = debezium_json_plan(_TABLE, writers=_writers(_typed({"id": 7, "n": "a"})))
+    plan = debezium_json_plan(_TABLE, _writers(_typed({"id": 7, "n": "a"})))
     (found,) = _rows(plan, _plain({"id": "seven", "n": "a"}, {"id": "seven"}))
     assert (found["_kind"], found["_error"]) == ("bad", "SchemaMismatchError")
     assert "'id' is bigint" in found["_reason"]
@@ -281,7 +298,7 @@ def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none() 
     first = _writers(replace(messages[-1], timestamp=998, partition=2, offset=2))
     writers = _learnt(first, *messages, spread=True)
     assert [len(one.columns) for one in writers.with_schema] == [1, 3, 2]
-    plan = debezium_json_plan(_TABLE, writers=writers)
+    plan = debezium_json_plan(_TABLE, writers)
     found = [row["after"]["new"] for row in _rows(plan, *messages, spread=True)]
     assert found == [None, "given", "filled"]
     assert plan.gone == {"new"}
@@ -300,7 +317,7 @@ def test_rows_before_a_column_have_its_default_after_a_failover() -> None:
     with_old = _learnt(_writers(replace(old, timestamp=1)), old)
     # Read in one batch; and the new server's rows first.
     for known, messages in ((with_old, [old, *new]), (_learnt(with_old, old, new[1]), [old])):
-        plan = debezium_json_plan(_TABLE, writers=_learnt(known, *messages))
+        plan = debezium_json_plan(_TABLE, _learnt(known, *messages))
         assert _rows(plan, *messages)[0]["after"]["new"] == "filled"
     first, later = (
         replace(writer, source=source, place=Place(time, 7, partition))
@@ -308,7 +325,7 @@ def test_rows_before_a_column_have_its_default_after_a_failover() -> None:
             _learnt(with_old, old, new[1]).with_schema, ((500, 4), (3, 4)), (1, 2), (0, 1), strict=True
         )
     )
-    plan = debezium_json_plan(_TABLE, writers=Writers(with_schema=(first, later)))
+    plan = debezium_json_plan(_TABLE, Writers(with_schema=(first, later)))
     assert _rows(plan, old)[0]["after"]["new"] == "filled"
 
 
@@ -320,7 +337,7 @@ def test_rows_after_a_drop_have_null_where_the_first_columns_are_in_use_again() 
         _typed({"id": 3, "n": "c"}),
     ]
     stamped = [replace(one, timestamp=at, offset=at) for at, one in enumerate(messages)]
-    plan = debezium_json_plan(_TABLE, writers=_writers(*stamped[:2]))
+    plan = debezium_json_plan(_TABLE, _writers(*stamped[:2]))
     assert [row["after"]["new"] for row in _rows(plan, *messages)] == ["filled", "given", None]
 
 
@@ -349,7 +366,7 @@ def test_a_snapshot_knows_that_the_first_columns_are_in_use_again(tmp_path: Path
 def test_the_plan_does_not_depend_on_which_record_was_looked_at_first() -> None:
     messages = [_typed({"id": 2, "n": "b", "new": "x"}), _typed({"id": 1, "n": "a"})]
     stamped = [replace(one, timestamp=1000 - at, offset=at) for at, one in enumerate(messages)]
-    plans = [debezium_json_plan(_TABLE, writers=_learnt(_writers(first), *messages)) for first in stamped]
+    plans = [debezium_json_plan(_TABLE, _learnt(_writers(first), *messages)) for first in stamped]
     first, second = (_rows(plan, *messages) for plan in plans)
     assert [row["after"] for row in first] == [row["after"] for row in second]
     assert plans[0].gone == plans[1].gone == frozenset()
@@ -360,20 +377,20 @@ def test_old_rows_tell_keys_where_debezium_does_not_split() -> None:
     ticdc = _typed({"id": 1, "n": "a"}, source=other)
     bare = _plain({"id": 1}, {"id": 1})
 
-    def old_keys(*messages: Message, **options: Any) -> bool:
-        return debezium_json_plan(_TABLE, writers=_writers(*messages), **options).decoder.old_keys
+    def old_keys(*messages: Message, keys: tuple[str, ...] | None = None) -> bool:
+        return debezium_json_plan(_TABLE, _writers(*messages), PlanSettings(keys=keys)).decoder.old_keys
 
     assert not old_keys(keyed)
     assert old_keys(keyed, keys=("id",))
     assert old_keys(bare)
     assert old_keys(_typed({"id": 1, "n": "a"}, key=()), keys=("id",))
     learnt = _learnt(_writers(keyed), ticdc)
-    assert debezium_json_plan(_TABLE, writers=learnt).decoder.old_keys
+    assert debezium_json_plan(_TABLE, learnt).decoder.old_keys
 
 
 def test_a_change_of_another_table_is_bad_with_what_to_do() -> None:
     other = _typed({"id": 1}, source={"table": "other"})
-    plan = debezium_json_plan(_TABLE, writers=_writers(_typed({"id": 1})))
+    plan = debezium_json_plan(_TABLE, _writers(_typed({"id": 1})))
     (found,) = _rows(plan, other)
     assert (found["_kind"], found["_error"]) == ("bad", "SchemaMismatchError")
     assert "A Debezium topic must hold only one table: name that table under tables" in found["_reason"]
@@ -381,26 +398,24 @@ def test_a_change_of_another_table_is_bad_with_what_to_do() -> None:
 
 def test_a_type_that_no_type_holds_is_refused_by_the_plan() -> None:
     writers = _writers(_typed({"id": 1, "n": "a"}))
-    (found,) = _rows(
-        debezium_json_plan(_TABLE, writers=writers), _typed({"id": 1, "n": 5}, n={"type": "int32"})
-    )
+    (found,) = _rows(debezium_json_plan(_TABLE, writers), _typed({"id": 1, "n": 5}, n={"type": "int32"}))
     assert found["_kind"] == "unplanned"
     with pytest.raises(SchemaRefusedError, match="'n'"):
-        debezium_json_plan(_TABLE, writers=writers.with_new(map(writer_of, found["_fields"])))
+        debezium_json_plan(_TABLE, writers.with_new(map(writer_of, found["_fields"])))
 
 
 def test_a_table_without_a_key_is_refused_but_for_its_log() -> None:
     writers = _writers(_typed({"id": 1}, key=()))
     with pytest.raises(ConfigError, match="have no key, so it is unknown"):
-        debezium_json_plan(_TABLE, writers=writers)
-    assert debezium_json_plan(_TABLE, writers=writers, logs=True).shape.keys == ()
+        debezium_json_plan(_TABLE, writers)
+    assert debezium_json_plan(_TABLE, writers, PlanSettings(logs=True)).shape.keys == ()
     with pytest.raises(ConfigError, match="no record with a row of"):
-        debezium_json_plan(_TABLE, writers=Writers(), keys=("id",))
+        debezium_json_plan(_TABLE, Writers(), PlanSettings(keys=("id",)))
 
 
 def test_a_bad_value_of_the_row_before_an_update_does_no_harm() -> None:
     good = _typed({"id": 1, "wide": 5})
-    plan = debezium_json_plan(_TABLE, writers=_writers(good))
+    plan = debezium_json_plan(_TABLE, _writers(good))
     assert good.value is not None
     value = good.value.replace(b'"before":null', b'"before":{"id":1,"wide":99999999999}')
     (found,) = _rows(plan, replace(good, value=value.replace(b'"op":"c"', b'"op":"u"')))
@@ -414,7 +429,7 @@ def test_columns_that_differ_in_case_keep_their_own_values(typed: bool, known: s
     images: list[Json] = [{"id": 1, "n": "old"}, {"id": 1, "n": "lower", "N": "UPPER"}, {"id": 2, "N": "B"}]
     rows = [_typed(row) if typed else _plain(row, {"id": row["id"]}) for row in images]
     writers = _learnt(_writers(rows[0]) if known == "first" else _writers(*rows), *rows)
-    plan = debezium_json_plan(_TABLE, writers=writers)
+    plan = debezium_json_plan(_TABLE, writers)
     assert {column.name for column in plan.shape.columns} == {"id", "n", "N"}
     found = [row["after"] for row in _rows(plan, *rows)]
     assert [(row["n"], row["N"]) for row in found] == [("old", None), ("lower", "UPPER"), (None, "B")]
@@ -422,7 +437,7 @@ def test_columns_that_differ_in_case_keep_their_own_values(typed: bool, known: s
 
 def test_one_of_two_columns_that_differ_in_case_is_left_out_or_renamed() -> None:
     rows = [_typed({"id": 1, "n": "lower", "N": "UPPER"})]
-    plan = debezium_json_plan(_TABLE, writers=_writers(*rows))
+    plan = debezium_json_plan(_TABLE, _writers(*rows))
     for projection, expected in (
         (Projection(rename={"N": "upper"}), {"n": "lower", "upper": "UPPER"}),
         (Projection(except_columns=("n",)), {"N": "UPPER"}),

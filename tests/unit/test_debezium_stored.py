@@ -139,9 +139,9 @@ def test_json_without_types_needs_a_definition() -> None:
     table = TableId("shop", "orders")
     writer = JsonWriter((InferredColumn(Column("id", ColumnType("text")), True),), ("id",), bare=True)
     stored, kind = Column("id", ColumnType("bigint")), ColumnType("text")
-    plan = debezium_json_plan(table, writers=Writers().with_new([writer]))
+    plan = debezium_json_plan(table, Writers().with_new([writer]))
     with pytest.raises(ConfigError, match="definition"):
         plan.decoder.recorded_value(stored, kind)
     definition = TableSchema(table, (stored,))
-    plan = debezium_json_plan(table, writers=Writers().with_new([writer]), definition=definition)
+    plan = debezium_json_plan(table, Writers().with_new([writer]), definition=definition)
     assert plan.decoder.recorded_value(stored, stored.type) is None

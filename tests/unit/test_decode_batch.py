@@ -14,6 +14,7 @@ from tidesink.codecs.batch import (
     ChangeTable,
     ColumnarResult,
     Records,
+    RowWarning,
     ValueOptions,
     decode_in_columns,
     rows_from_events,
@@ -105,6 +106,16 @@ def test_a_position_of_more_than_38_digits_is_a_fault() -> None:
     decoded = rows_from_events(_records(b"1", b"2"), decode, OPTIONS)
     assert [(record, name) for record, name, _, _ in faults_of(decoded)] == [(1, "ValueOutOfRangeError")]
     assert [row[0] for row in by_record(decoded)] == [0]
+
+
+def test_warnings_belong_to_row_changes_that_are_returned() -> None:
+    def warn(event: ChangeEvent) -> str | None:
+        number = (event.after or {})["id"]
+        return None if number == 1 else f"row {number!r}"
+
+    decoded = rows_from_events(_records(b"1", b"w", b"2|today", b"3"), _decode, OPTIONS, warn)
+    assert [record for record, *_ in faults_of(decoded)] == [2]
+    assert decoded.warnings == (RowWarning(3, 0, "row 3"),)
 
 
 def test_control_events_stay_in_order_beside_rows() -> None:

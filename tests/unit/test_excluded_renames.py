@@ -15,6 +15,7 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     Pending,
@@ -147,7 +148,7 @@ def test_a_column_that_never_was_is_still_refused() -> None:
 def _writers(*schemas: tuple[str, ...]) -> TargetSchema:
     """The shape of a flat-avro table after these schemas of its rows, oldest first."""
     texts = {number: text_of(*names) for number, names in enumerate(schemas, start=10)}
-    return flat_avro_plan(TABLE, key_schemas={1: text_of("id")}, value_schemas=texts).shape
+    return flat_avro_plan(TABLE, SubjectSchemas({1: text_of("id")}, texts)).shape
 
 
 BEFORE, AFTER = ("id", "name", "phone"), ("id", "name", "mobile")

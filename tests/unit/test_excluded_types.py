@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -17,7 +17,7 @@ from tidesink.config.models import Definition
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.batch.schema_changes import pending_of
 from tidesink.sinks.batch.schema_source import declared_table
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -44,7 +44,7 @@ def _rows(plan: DecodePlan, messages: Sequence[Message]) -> list[Decoded]:
 
 def _learnt(writers: Writers, messages: Sequence[Message], projection: Projection) -> Writers:
     """What a worker knows after it decoded these records, which it has no type of its target for."""
-    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=projection.leaves_out)
+    plan = debezium_json_plan(TableId("shop", "t"), writers, PlanSettings(left_out=projection.leaves_out))
     rows = decode_here(_laid(plan, projection), messages)
     lacking = {text for row in rows for text in row.raw["_fields"] or ()}
     return writers.with_new(map(writer_of, lacking), later=True)
@@ -58,17 +58,17 @@ def test_a_type_change_in_the_schemas_of_debezium_json(projection: Projection) -
         _typed({"id": 2, "n": True, "new": "b"}, n={"type": "boolean"}),
     ]
     with pytest.raises(SchemaRefusedError, match="'n'"):
-        debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages))
+        debezium_json_plan(TableId("shop", "t"), _writers(*messages))
     writers = _learnt(_writers(messages[0]), messages, projection)
-    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=projection.leaves_out)
+    plan = debezium_json_plan(TableId("shop", "t"), writers, PlanSettings(left_out=projection.leaves_out))
     assert plan.shape.by_name["n"].spark == "boolean"
     assert [row.after for row in _rows(plan, messages)] == [{"id": 1, "new": "a"}, {"id": 2, "new": "b"}]
     # By a worker that has planned with the old type already.
     before = debezium_json_plan(
-        TableId("shop", "t"), writers=_writers(messages[0]), left_out=projection.leaves_out
+        TableId("shop", "t"), _writers(messages[0]), PlanSettings(left_out=projection.leaves_out)
     )
     after = debezium_json_plan(
-        TableId("shop", "t"), writers=writers, base=before.shape, left_out=projection.leaves_out
+        TableId("shop", "t"), writers, PlanSettings(base=before.shape, left_out=projection.leaves_out)
     )
     assert after.shape.by_name["n"].spark == "boolean"
 
@@ -79,9 +79,9 @@ def test_values_that_are_not_of_the_definition_in_debezium_json() -> None:
     messages = [_plain({"id": at, "n": one, "new": "a"}, {"id": at}) for at, one in enumerate((True, 7, "x"))]
     plan = debezium_json_plan(
         TableId("shop", "t"),
-        writers=_writers(messages[1]),
+        _writers(messages[1]),
+        PlanSettings(left_out=_EXCEPT.leaves_out),
         definition=definition,
-        left_out=_EXCEPT.leaves_out,
     )
     assert [row.after for row in _rows(plan, messages)] == [{"id": at, "new": "a"} for at in range(3)]
 
@@ -91,12 +91,12 @@ def test_a_type_change_in_the_schemas_of_debezium_avro() -> None:
     topic = Versions(Version({"a": "string", "n": date}), Version({"a": "string", "n": "boolean"}))
     topic.send(100, {"a": "x", "n": 20000})
     topic.send(101, {"a": "y", "n": True})
-    schemas: dict[str, Any] = {"key_schemas": topic.key_texts, "value_schemas": topic.texts}
+    schemas = SubjectSchemas(topic.key_texts, topic.texts)
     with pytest.raises(SchemaRefusedError, match="'n'"):
-        debezium_avro_plan(TABLE, **schemas)
+        debezium_avro_plan(TABLE, schemas)
     for definition in (None, declared_table(Definition(sql="create table t (id bigint, n date)"), TABLE)):
         plan = debezium_avro_plan(
-            TABLE, **schemas, definition=definition, keys=("id",), left_out=_EXCEPT.leaves_out
+            TABLE, schemas, PlanSettings(keys=("id",), left_out=_EXCEPT.leaves_out), definition=definition
         )
         assert [row.after for row in _rows(plan, topic.messages)] == [
             {"id": 0, "a": "x"},
@@ -110,14 +110,11 @@ def test_a_type_change_in_the_schemas_of_flat_avro() -> None:
     for at, (kind, value) in enumerate(rows):
         schema = TableSchema(TableId("shop", "orders"), (ID, NAME, Column("n", ColumnType(kind))))
         topic.write(schema, {"id": at, "name": "a", "n": value})
-    schemas: dict[str, Any] = {
-        "key_schemas": topic.schemas("key"),
-        "value_schemas": topic.schemas("value"),
-    }
+    schemas = SubjectSchemas(topic.schemas("key"), topic.schemas("value"))
     table = TableId("shop", "orders")
     with pytest.raises(SchemaRefusedError, match="'n'"):
-        flat_avro_plan(table, **schemas)
-    plan = flat_avro_plan(table, **schemas, left_out=_EXCEPT.leaves_out)
+        flat_avro_plan(table, schemas)
+    plan = flat_avro_plan(table, schemas, PlanSettings(left_out=_EXCEPT.leaves_out))
     assert [row.after for row in _rows(plan, topic.messages)] == [
         {"id": 0, "name": "a"},
         {"id": 1, "name": "a"},
@@ -134,8 +131,8 @@ def test_a_type_change_in_canal_json(word: str, text: str) -> None:
     dated, flags = (TableSchema(T, (*columns, Column("n", ColumnType(name)))) for name in ("date", "boolean"))
     base = canal_json_plan(dated).shape
     with pytest.raises(SchemaRefusedError, match="'n'"):
-        canal_json_plan(flags, base=base)
-    plan = canal_json_plan(flags, base=base, left_out=_EXCEPT.leaves_out)
+        canal_json_plan(flags, PlanSettings(base=base))
+    plan = canal_json_plan(flags, PlanSettings(base=base, left_out=_EXCEPT.leaves_out))
     row = sent(
         mysqlType={"id": "int", "a": "varchar", "n": word},
         sqlType={"id": 4, "a": 12, "n": 12},
@@ -152,7 +149,9 @@ def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
         _typed({"id": 2, "n": True}, n={"type": "boolean"}),
     ]
     with pytest.raises(SchemaRefusedError, match="'n'") as refused:
-        debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages), left_out=projection.leaves_out)
+        debezium_json_plan(
+            TableId("shop", "t"), _writers(*messages), PlanSettings(left_out=projection.leaves_out)
+        )
     pending = pending_of(refused.value, projection)
     assert pending is not None
     assert pending.reason.endswith("remove the column from filter)")

@@ -24,7 +24,13 @@ from tidesink.errors import ConfigError, DecodeError, FramingError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, UnplannedRecord
-from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, schema_id_of, schema_ids
+from tidesink.sinks.batch.decoders import (
+    DecodePlan,
+    RegisteredSchemas,
+    SubjectSchemas,
+    schema_id_of,
+    schema_ids,
+)
 from tidesink.sinks.batch.schema_source import Decoding, Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
@@ -152,13 +158,11 @@ def _plan(protocol: str) -> DecodePlan:
     topic = Versions(Version({"a": ["null", "string"]}))
     if protocol == "debezium-avro":
         return debezium_avro_plan(
-            TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, unknown_ids={0x02020206: "unknown"}
+            TABLE, SubjectSchemas(topic.key_texts, topic.texts, unknown={0x02020206: "unknown"})
         )
     field = {"name": "id", "type": {"type": "int", "connect.parameters": {"tidb_type": "INT"}}}
     text = json.dumps({"type": "record", "name": "t", "namespace": "default.lab", "fields": [field]})
-    return flat_avro_plan(
-        TABLE, key_schemas={1: text}, value_schemas={2: text}, unknown_ids={0x02020206: "unknown"}
-    )
+    return flat_avro_plan(TABLE, SubjectSchemas({1: text}, {2: text}, unknown={0x02020206: "unknown"}))
 
 
 @pytest.mark.parametrize("protocol", AVRO)

@@ -33,7 +33,13 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, TopicPartition
-from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas
+from tidesink.sinks.batch.decoders import (
+    DecodePlan,
+    PlanSettings,
+    RegisteredSchemas,
+    SideSchemas,
+    SubjectSchemas,
+)
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
@@ -163,7 +169,7 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
 def test_tasks_fetch_what_their_decoder_uses() -> None:
     flat_avro = Topic().task(TargetRows(shape(OLD))).plan
     canal_json = canal_json_plan(OLD)
-    debezium = debezium_json_plan(TABLE, writers=Writers(), definition=OLD)
+    debezium = debezium_json_plan(TABLE, Writers(), definition=OLD)
     ranges = (OffsetRange("t", 0, 3, 9), OffsetRange("t", 1, 5, 5))
     for plan, timestamps in ((flat_avro, False), (canal_json, True), (debezium, True)):
         task = RangeTask.of(ranges, "topic id", plan)
@@ -373,7 +379,7 @@ def test_dates_follow_the_tables_key_and_not_the_records(zero_date: ZeroDate) ->
     for number, text in enumerate(("2020-01-01 00:00:00", "0000-00-00 00:00:00")):
         topic.write(schema, {"id": number, "at": text, "beside": text})
     key, value = (topic.schemas(part) for part in ("key", "value"))
-    plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value, keys=("id",), zero_date=zero_date)
+    plan = flat_avro_plan(TABLE, SubjectSchemas(key, value), PlanSettings(keys=("id",), zero_date=zero_date))
     rows, _ = run(RangeTask((WANTED,), plan), topic.batches(9))
     assert [row["_op"] for row in rows] == ["upsert", "upsert"]
     assert all(row["after"]["at"] == row["after"]["beside"] for row in rows)

@@ -18,6 +18,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source import KafkaSource
@@ -44,7 +45,7 @@ def topic() -> Topic:
 
 def _stocks(topic: Topic, history: Sequence[int], first: int, end: int) -> dict[int, int | None]:
     plan = flat_avro_plan(
-        TABLE, key_schemas=topic.schemas("key"), value_schemas=topic.schemas("value"), history=history
+        TABLE, SubjectSchemas(topic.schemas("key"), topic.schemas("value"), history=history)
     )
     rows, _ = run(RangeTask((WANTED,), plan), topic.batches(1)[first:end])
     return {row["key"]["id"]: row["after"]["stock"] for row in rows}
@@ -61,16 +62,16 @@ def test_rows_after_a_drop_have_null_and_rows_before_the_add_the_default(topic: 
 
 def test_columns_that_are_gone_are_those_of_the_schema_in_use(topic: Topic) -> None:
     old, new = sorted(topic.schemas("value"))
-    texts: dict[str, Any] = {"key_schemas": topic.schemas("key"), "value_schemas": topic.schemas("value")}
-    assert flat_avro_plan(TABLE, **texts, history=(old, new, old)).gone == {"stock"}
-    assert flat_avro_plan(TABLE, **texts, history=(old, new)).gone == frozenset()
+    schemas = SubjectSchemas(topic.schemas("key"), topic.schemas("value"))
+    assert flat_avro_plan(TABLE, replace(schemas, history=(old, new, old))).gone == {"stock"}
+    assert flat_avro_plan(TABLE, replace(schemas, history=(old, new))).gone == frozenset()
     # The ids need not grow with the versions.
-    assert flat_avro_plan(TABLE, **texts, history=(new, old)).gone == {"stock"}
+    assert flat_avro_plan(TABLE, replace(schemas, history=(new, old))).gone == {"stock"}
 
 
 def test_a_task_says_which_schema_each_partition_had_last(topic: Topic) -> None:
     old, new = sorted(topic.schemas("value"))
-    plan = flat_avro_plan(TABLE, key_schemas=topic.schemas("key"), value_schemas=topic.schemas("value"))
+    plan = flat_avro_plan(TABLE, SubjectSchemas(topic.schemas("key"), topic.schemas("value")))
     _, payloads = run(RangeTask((WANTED,), plan), topic.batches(2))
     (place,) = summary(payloads).places.values()
     assert place.writers == {

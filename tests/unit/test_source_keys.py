@@ -10,7 +10,7 @@ import pytest
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import source_plan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
@@ -32,10 +32,12 @@ def _column(
     """How a key column is asked for; ``modes``: of a connector, None: the records are TiCDC's."""
     schema, plan = TableSchema(TABLE, (Column("k", recorded, nullable=False, handle=True),)), None
     if modes is None:
-        plan = canal_json_plan(schema, keys=("k",))
+        plan = canal_json_plan(schema, PlanSettings(keys=("k",)))
     else:
         options = CodecOptions(debezium=modes)
-        plan = debezium_json_plan(TABLE, writers=Writers(), definition=schema, keys=("k",), options=options)
+        plan = debezium_json_plan(
+            TABLE, Writers(), PlanSettings(keys=("k",)), definition=schema, options=options
+        )
     found = _asked(plan, stored, spark)
     return None if found is None else found[0]
 
@@ -139,7 +141,7 @@ def test_a_bound_means_the_key_column_of_its_exact_name() -> None:
     columns = tuple(
         Column(name, ColumnType("int"), nullable=False, handle=True) for name in ("a", "A", "b_c")
     )
-    plan = debezium_json_plan(TABLE, writers=Writers(), definition=TableSchema(TABLE, columns))
+    plan = debezium_json_plan(TABLE, Writers(), definition=TableSchema(TABLE, columns))
 
     def limited(name: str) -> list[str] | None:
         found = limits_at_target(plan, [(name, ">", "5")])
@@ -147,5 +149,5 @@ def test_a_bound_means_the_key_column_of_its_exact_name() -> None:
 
     assert [limited(name) for name in ("a", "A", "b-c", "B_C")] == [["a"], ["A"], ["b_c"], ["b_c"]]
     assert limited("other") is None
-    plan = debezium_json_plan(TABLE, writers=Writers(), definition=TableSchema(TABLE, columns[:2]))
+    plan = debezium_json_plan(TABLE, Writers(), definition=TableSchema(TABLE, columns[:2]))
     assert limited("Á") is None

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, numbered_records, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -22,7 +22,7 @@ TABLE: Final = TableId("shop", "orders")
 def _plan(*columns: str, was: tuple[str, ...] = ()) -> DecodePlan:
     """A plan of int columns; ``was``: columns that the table had before, too."""
     base = canal_json_plan(_schema(*columns, *was)).shape if was else None
-    return canal_json_plan(_schema(*columns), base=base)
+    return canal_json_plan(_schema(*columns), PlanSettings(base=base))
 
 
 def _schema(*names: str) -> TableSchema:
@@ -61,7 +61,7 @@ def test_columns_that_are_read(
 def test_a_column_that_the_target_does_not_hold_is_not_read() -> None:
     """Its type in the database may be another than the records have, and is no reason to wait."""
     projection = Projection(except_columns=("a",))
-    plan = canal_json_plan(_schema("id", "a", "b"), left_out=projection.leaves_out)
+    plan = canal_json_plan(_schema("id", "a", "b"), PlanSettings(left_out=projection.leaves_out))
     stored = StoredTable(
         {"id": parse_sql_type("int(11)"), "a": parse_sql_type("date"), "b": parse_sql_type("int(11)")},
         ("id",),
@@ -77,7 +77,9 @@ def test_a_column_that_the_target_does_not_hold_is_not_read() -> None:
 def test_a_timestamp_that_is_kept_as_text_is_in_the_zone_of_its_records() -> None:
     kind = parse_sql_type("timestamp(3)")
     columns = (Column("id", ColumnType("int"), handle=True), Column("t", kind))
-    plan = canal_json_plan(TableSchema(TABLE, columns), zero_date="text", time_zone="Asia/Shanghai")
+    plan = canal_json_plan(
+        TableSchema(TABLE, columns), PlanSettings(zero_date="text", time_zone="Asia/Shanghai")
+    )
     stored = StoredTable({"id": parse_sql_type("int(11)"), "t": kind}, ("id",), 0, 0)
     texts = pa.array(["2024-01-01 00:00:00.120", "0000-00-00 00:00:00.000", None])
     rows_read = pa.StructArray.from_arrays([pa.array(["1", "2", "3"]), texts], names=["id", "t"])

@@ -12,6 +12,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
+from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.batch.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.plans.canal_json import canal_json_plan
 
@@ -34,7 +35,7 @@ def _value(es: Any = 9, *, commit_ts: int | None = None, table: str = "t", day: 
 def _decoded(
     *values: bytes, emptied: int | None = EMPTIED, options: CodecOptions | None = None
 ) -> DecodedRecords:
-    plan = canal_json_plan(SCHEMA, options=options, zero_date="error")
+    plan = canal_json_plan(SCHEMA, PlanSettings(zero_date="error"), options=options)
     records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
     return decoded_records(records, plan.decoder, plan.rows, rules=EventRules(emptied=emptied))
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidesink.cli.sources import peek
 from tidesink.cli.status import store_if_there
-from tidesink.codecs.debezium.inference import InferredColumn, LoneCodec, first_row
+from tidesink.codecs.debezium.inference import (
+    InferredColumn,
+    LoneCodec,
+    facts_of,
+    first_row,
+    inferred_columns,
+)
 from tidesink.events import ChangeEvent, Column, TableId, TableSchema
 from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, first_writer
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
@@ -47,11 +53,12 @@ class MetRecords:
         self._writers: dict[int, tuple[TableSchema, JsonWriter]] = {}
 
     def take(self, event: ChangeEvent, schema: TableSchema) -> None:
-        """Add the types of the row that ``codec`` has just decoded."""
-        self._newest = self.codec.reported(schema)
+        """Add the types of a row that ``codec`` has decoded. ``schema``: the event's schema."""
+        self._newest = inferred_columns(schema)
         if id(schema) not in self._writers:
             is_ticdc = event.commit_ts is not None
-            writer = JsonWriter(self._newest, tuple(event.key or ()), self.codec.bare, is_ticdc=is_ticdc)
+            bare = facts_of(schema).bare
+            writer = JsonWriter(self._newest, tuple(event.key or ()), bare, is_ticdc=is_ticdc)
             self._writers[id(schema)] = schema, writer
 
     def typed(self, config: Config, topic: str, table: TableId) -> TypedRows:

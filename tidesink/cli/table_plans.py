@@ -18,7 +18,7 @@ from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.envelope import has_exact_names
-from tidesink.codecs.debezium.inference import UNTYPED, connector_of_event, key_only
+from tidesink.codecs.debezium.inference import UNTYPED, connector_of_event, facts_of, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
@@ -675,7 +675,7 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         return _unplanned(config, topic, newest.table, problem)
     planned = plan_of(config, topic, shape, types_from="definition" if defined else rows.types_from)
     warnings = tuple(f"column {name}: {UNTYPED}" for name in rows.untyped)
-    bare = met is not None and met.codec.bare
+    bare = met is not None and facts_of(newest.schema).bare
     there = {fold_name(column.name) for column in rows.columns}
     remarks = column_remarks(
         rows.columns,

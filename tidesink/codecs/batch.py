@@ -45,6 +45,8 @@ from tidesink.typemap.table import KEY_POLICIES, AmbiguousTime, TimePolicies, Ze
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
 Decode = Callable[[Message], tuple[Event, ...]]
+# Returns a warning about a row change that is decoded nevertheless, or None.
+Warn = Callable[[ChangeEvent], str | None]
 Indices = npt.NDArray[np.int64]
 
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
@@ -71,6 +73,19 @@ class Fault(NamedTuple):
 
     record: int
     error: DecodeError
+
+
+@dataclass(frozen=True)
+class RowWarning:
+    """A warning about a row change that was decoded nevertheless, for example because of its checksum.
+
+    ``record``: index of the record in the batch's input. ``index``: index of the row change in its record.
+    ``text``: the reason for the warning, as text for users.
+    """
+
+    record: int
+    index: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -136,7 +151,7 @@ class DecodedBatch:
     transaction and message events, in the order of the input. ``event_records``: for each of ``events``, the
     index of its record in the input. ``faults``: records that cannot be decoded. ``records``: number of
     records in the input. ``row_by_row_records``: number of records that the columnar step left to the row
-    path.
+    path. ``warnings``: warnings about row changes in ``tables``, in the order of the input.
     """
 
     tables: tuple[ChangeTable, ...]
@@ -145,6 +160,7 @@ class DecodedBatch:
     records: int
     row_by_row_records: int
     event_records: tuple[int, ...] = ()
+    warnings: tuple[RowWarning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,13 +265,19 @@ Columnar = Callable[[Records], ColumnarResult]
 
 
 def decode_in_columns(
-    records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
+    records: pa.RecordBatch | pa.Table,
+    *,
+    columnar: Columnar | None,
+    decode: Decode,
+    options: ValueOptions,
+    warn: Warn | None = None,
 ) -> DecodedBatch:
     """Decodes records with a codec's columnar step, and with ``decode`` the records that the step leaves.
 
     ``records``: Kafka records with the columns that ``Codec.decode_batch`` describes. ``columnar``: the
     columnar step; None to decode all records with ``decode``. ``decode``: function that decodes one record to
     its events. If it cannot decode a record, no error is raised: the record is in the result's ``faults``.
+    ``warn``: function that returns the warning about a row change that ``decode`` returned, or None.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
@@ -270,22 +292,24 @@ def decode_in_columns(
             result.tables += done.tables
             result.events += done.events
             result.left += len(done.left)
-            _read_rows(rest, done.left, decode, options, result)
+            _read_rows(rest, done.left, decode, options, warn, result)
             rest = rest.slice(done.consumed)
     return result.batch(len(records))
 
 
 def rows_from_events(
-    records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions
+    records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions, warn: Warn | None = None
 ) -> DecodedBatch:
     """Decodes Kafka records one at a time. A codec's columnar step must return the same result.
+
+    The arguments are those of ``decode_in_columns``.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
         RegistryError: The schema registry does not have, or does not return, a record's schema.
         SourceUnavailableError: The claim-check storage or the upstream database does not answer.
     """
-    return decode_in_columns(records, columnar=None, decode=decode, options=options)
+    return decode_in_columns(records, columnar=None, decode=decode, options=options, warn=warn)
 
 
 def _nothing_proven(records: Records) -> ColumnarResult:
@@ -373,11 +397,17 @@ def _timestamps(times: pa.Array | None) -> pa.Array | None:
 
 
 def _read_rows(
-    records: Records, indices: Indices, decode: Decode, options: ValueOptions, result: _Found
+    records: Records,
+    indices: Indices,
+    decode: Decode,
+    options: ValueOptions,
+    warn: Warn | None,
+    result: _Found,
 ) -> None:
     """Decodes the records at ``indices`` one by one, and adds their row changes and events to ``result``."""
     groups: dict[Any, _RowGroup] = {}
     control: list[tuple[int, ControlEvent]] = []
+    warnings: list[RowWarning] = []
     for record, message in records.take(indices):
         try:
             events = decode(message)
@@ -394,6 +424,8 @@ def _read_rows(
                 # The group holds the schema, so that its id is not reused.
                 groups[name] = _RowGroup(event, options)
             groups[name].add(record, event)
+            if warn is not None and (text := warn(event)) is not None:
+                warnings.append(RowWarning(record, event.position.index, text))
     # By record: the index and the error of its first event with a value that does not fit its column.
     refused: dict[int, tuple[int, DecodeError]] = {}
     for record, index, wrong in (failure for group in groups.values() for failure in group.errors()):
@@ -402,6 +434,7 @@ def _read_rows(
     result.faults += [Fault(record, wrong) for record, (_, wrong) in refused.items()]
     # If one event of a record is not valid, the whole record is a fault, and none of its events is returned.
     result.events += [(record, event) for record, event in control if record not in refused]
+    result.warnings += [warning for warning in warnings if warning.record not in refused]
     tables = (group.table(refused) for group in groups.values())
     result.tables += [table for table in tables if table is not None]
 
@@ -651,12 +684,13 @@ def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
 
 
 class _Found:
-    """Collects the change tables, events and faults of a batch while its records are decoded."""
+    """Collects the contents of a batch while its records are decoded."""
 
     def __init__(self) -> None:
         self.tables: list[ChangeTable] = []
         self.events: list[tuple[int, ControlEvent]] = []
         self.faults: list[Fault] = []
+        self.warnings: list[RowWarning] = []
         self.left = 0
 
     def batch(self, records: int) -> DecodedBatch:
@@ -669,6 +703,7 @@ class _Found:
             records,
             self.left,
             tuple(record for record, _ in self.events),
+            tuple(self.warnings),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
@@ -101,8 +101,29 @@ class RowFacts(NamedTuple):
     key_only: frozenset[str] = frozenset()
 
 
+_NO_FACTS: Final = RowFacts()
+
+
+@dataclass(frozen=True)
+class _FactsSchema(TableSchema):
+    """The schema of events whose records were not written in the usual way: ``facts`` describes how."""
+
+    facts: RowFacts = _NO_FACTS
+
+
+def facts_of(schema: TableSchema) -> RowFacts:
+    """Returns how the records were written whose events from a ``LoneCodec`` have this schema."""
+    return schema.facts if isinstance(schema, _FactsSchema) else _NO_FACTS
+
+
+def inferred_columns(schema: TableSchema) -> tuple[InferredColumn, ...]:
+    """Returns the columns of a schema from a ``LoneCodec``, each with whether its type was guessed."""
+    guessed = facts_of(schema).guessed
+    return tuple(InferredColumn(column, column.name in guessed) for column in schema.columns)
+
+
 class _Parser(JsonParser):
-    """A JSON parser that remembers whether the last record had no schema."""
+    """A JSON parser that remembers whether the record that is being decoded has no schema."""
 
     bare = False
 
@@ -132,58 +153,39 @@ class LoneCodec(DebeziumJsonCodec):
         )
         if learned is not None:
             self._rows.learned.put(learned)
-        # The schema that replaces an event's schema, keyed by that schema and whether its record was bare and
-        # flattened.
+        # The schema with facts, by the event's schema and whether its record was bare and flattened. The
+        # event's schema is held, so that its id is not reused.
         self._met: dict[tuple[int, bool, bool], tuple[TableSchema, TableSchema]] = {}
-        self._facts: dict[int, RowFacts] = {}
-
-    @property
-    def bare(self) -> bool:
-        """True if the last decoded record had no schema."""
-        return self._watched.bare
-
-    def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
-        """Returns the columns of the last decoded record, each with whether its type was guessed.
-
-        ``schema`` is the table schema of that record's event.
-        """
-        # A key may have a schema even if its value does not. MongoDB's documents and their keys are texts.
-        types, document = self._types, schema.by_name.get(DOCUMENT)
-        is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
-        guesses = self.bare and not is_document
-        return tuple(
-            InferredColumn(column, guesses and column.type == _GUESSED and types.get(column.name) != _GUESSED)
-            for column in schema.columns
-        )
-
-    def forget(self) -> None:
-        """Empties the caches if they are large. ``facts_of`` then has no facts about earlier events."""
-        if len(self._met) >= _MOST_SCHEMAS:
-            self._met.clear()
-            self._facts.clear()
-
-    def facts_of(self, schema: TableSchema) -> RowFacts:
-        """Returns facts about the records whose events have this very table schema (not an equal copy)."""
-        return self._facts.get(id(schema), RowFacts())
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
         self._flattened_topics.clear()
-        return tuple(self._known(event) for event in super()._decoded(message, keys))
+        return tuple(self._with_facts(event) for event in super()._decoded(message, keys))
 
-    def _known(self, event: Event) -> Event:
-        """Gives the event an equal schema object, for which ``facts_of`` returns the facts of its record."""
+    def _with_facts(self, event: Event) -> Event:
+        """Returns the event with a schema for which ``facts_of`` returns the facts about its record."""
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
-        schema, flattened = event.schema, SOURCE not in (event.extension or {})
-        key = id(schema), self.bare, flattened
+        schema, bare, flattened = event.schema, self._watched.bare, SOURCE not in (event.extension or {})
+        key = id(schema), bare, flattened
         if key not in self._met:
-            own = replace(schema) if self.bare or flattened else schema
+            if len(self._met) >= _MOST_SCHEMAS:
+                self._met.clear()
+            facts = RowFacts(bare, flattened, self._guessed(schema) if bare else frozenset(), key_only(event))
+            own = schema if facts == _NO_FACTS else _FactsSchema(schema.table, schema.columns, facts)
             self._met[key] = schema, own
-            guessed = frozenset(
-                inferred.column.name for inferred in self.reported(schema) if inferred.guessed
-            )
-            self._facts[id(own)] = RowFacts(self.bare, flattened, guessed, key_only(event))
         return event._replace(schema=self._met[key][1])
+
+    def _guessed(self, schema: TableSchema) -> frozenset[str]:
+        """Returns the names of the columns whose types were guessed, for a record without a schema."""
+        # A key may have a schema even if its value does not. MongoDB's documents and their keys are texts.
+        types, document = self._types, schema.by_name.get(DOCUMENT)
+        if document is not None and document.type != _GUESSED and DOCUMENT not in types:
+            return frozenset()
+        return frozenset(
+            column.name
+            for column in schema.columns
+            if column.type == _GUESSED and types.get(column.name) != _GUESSED
+        )
 
     def _learn(self, event: DdlEvent) -> None:
         """Ignores DDL: types come only from ``definition`` and ``learned``."""
@@ -204,13 +206,13 @@ def first_row(
     for message in messages:
         event = _row_of(codec, message, faults)
         if event is not None and event.schema is not None:
-            connector = connector_of_event(message, event)
+            connector, facts = connector_of_event(message, event), facts_of(event.schema)
             return FirstRow(
                 event.table,
-                codec.reported(event.schema),
+                inferred_columns(event.schema),
                 tuple(event.key or ()),
-                flattened=SOURCE not in (event.extension or {}),
-                bare=codec.bare,
+                flattened=facts.flattened,
+                bare=facts.bare,
                 is_ticdc=event.commit_ts is not None or connector == TICDC,
                 message=message,
                 connector=connector,

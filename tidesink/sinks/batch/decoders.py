@@ -22,9 +22,11 @@ from tidesink.errors import FramingError, SchemaMismatchError, SchemaNotFoundErr
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder, Unplanned
+from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.targets.modes import log_shape
-from tidesink.typemap.target_schema import TargetSchema
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
+from tidesink.typemap.target_schema import LeftOut, TargetSchema, needs_all
 
 _NO_ID = -1
 # The remedy for records with AWS Glue's header, by protocol.
@@ -39,6 +41,37 @@ UNDER_CONFLUENT: Final = {
         "new table's section under tables, set start to the time of the change."
     ),
 }
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """The settings of a table's decode plan that every protocol has.
+
+    Attributes:
+        base: The target's current schema. The plan keeps its columns and adds new ones.
+        keys: Names of the key columns from the config. If None, the records or the source table decide.
+        zero_date: Policy for impossible dates.
+        ambiguous_time: Policy for local times that occur twice. Debezium's protocols do not use it.
+        time_zone: Time zone in which local times are read.
+        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
+        left_out: Returns True for a column that the target does not have.
+    """
+
+    base: TargetSchema | None = None
+    keys: tuple[str, ...] | None = None
+    zero_date: ZeroDate = "null"
+    ambiguous_time: AmbiguousTime = "first"
+    time_zone: str = "UTC"
+    logs: bool = False
+    left_out: LeftOut = needs_all
+
+    @property
+    def known_keys(self) -> tuple[str, ...]:
+        """Names of the key columns from the config, or else of the target; empty if neither names any."""
+        return self.keys or (self.base.keys if self.base else ())
+
+
+DEFAULT_SETTINGS: Final = PlanSettings()
 
 
 @dataclass(frozen=True)
@@ -98,6 +131,26 @@ class DecodePlan:
             metadata = replace(rows.metadata, batch=number, marks_deletes=marks_deletes)
             rows = replace(rows, metadata=metadata)
         return replace(self, rows=rows, rules=rules)
+
+
+@dataclass(frozen=True)
+class SubjectSchemas:
+    """The known schemas of a topic's two subjects, from which a decode plan is built.
+
+    Attributes:
+        keys: Texts of the key schemas by registry id.
+        values: Texts of the value schemas by registry id.
+        history: Registry ids of value schemas in the order in which they were in use. A schema that came back
+            into use is listed again. Schemas whose ids are not listed follow in ascending order of their ids.
+        first_rows: The first known rows of each value schema, by registry id.
+        unknown: Ids that the registry does not have, with reasons. Their records are bad records.
+    """
+
+    keys: Mapping[int, str]
+    values: Mapping[int, str]
+    history: Sequence[int] = ()
+    first_rows: Mapping[int, FirstRows] = field(default_factory=dict)
+    unknown: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

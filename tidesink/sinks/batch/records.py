@@ -24,7 +24,9 @@ from tidesink.codecs.batch import (
     ChangeTable,
     ControlEvent,
     DecodedBatch,
+    RowWarning,
     ValueOptions,
+    Warn,
     decode_in_columns,
     rows_from_events,
 )
@@ -220,6 +222,22 @@ class Unplanned:
     fault: TidesinkError | None = None
 
 
+@dataclass(frozen=True)
+class TableRecords:
+    """The records of one table in a batch of a topic with several tables.
+
+    Attributes:
+        own: One flag per record: True if it belongs to this table. Other records are skipped and are not
+            counted as read.
+        unlisted: The number of records with rows of tables that the pipeline does not know yet.
+        ddl: The number of DDL events of all tables. DDL of another table may affect this table.
+    """
+
+    own: Flags
+    unlisted: int
+    ddl: int
+
+
 class TableDecoder(ABC):
     """Decodes the records of one table. The object is pickled and sent to Spark tasks.
 
@@ -246,7 +264,9 @@ class TableDecoder(ABC):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of a batch of records, decoded in columns where possible."""
         step = self._codec.columnar(self.values)
-        return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
+        return decode_in_columns(
+            records, columnar=step, decode=self.decode, options=self.values, warn=self.warn
+        )
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """Returns the events of one record, decoded by the slower row codec.
@@ -267,7 +287,7 @@ class TableDecoder(ABC):
         def decode(message: Message) -> tuple[Event, ...]:
             return tuple(_with_old_key(event, named) for event in self.decode(message))
 
-        return rows_from_events(records, decode, self.values)
+        return rows_from_events(records, decode, self.values, self.warn)
 
     @property
     def dated(self) -> bool:
@@ -287,9 +307,13 @@ class TableDecoder(ABC):
         return ()
 
     @property
-    def warns(self) -> bool:
-        """True if the decoder may warn about changes, so that its method ``warnings`` must be called."""
-        return False
+    def warn(self) -> Warn | None:
+        """Function that returns the warning about a row change that ``decode`` returned, or None.
+
+        None if the decoder never warns. The change is applied nevertheless. The warnings are in the result of
+        ``decode_batch``.
+        """
+        return None
 
     @property
     def uses_timestamps(self) -> bool:
@@ -301,29 +325,19 @@ class TableDecoder(ABC):
         """True if the decoder needs the Kafka headers of records, so that tasks must fetch them."""
         return False
 
-    def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Returns a mask of the records that belong to this table; None if all records do.
-
-        Records of other tables in the topic are skipped and are not counted as read.
-        """
+    def table_records(self, _records: pa.RecordBatch) -> TableRecords | None:
+        """Returns which records belong to this table, or None if the topic has only this table."""
         return None
-
-    def unlisted(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of records with rows of tables that the pipeline does not know yet."""
-        return 0
-
-    def ddl(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events of all tables. DDL of another table may affect this table."""
-        return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Returns the records whose writer schema is missing in the decode plan, or cannot be used."""
         return ()
 
-    def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
+    def lacking(self, changes: ChangeTable, rows: TargetRows, _records: pa.RecordBatch) -> tuple[str, ...]:
         """Returns the columns of these changes that the decode plan (``rows``) does not have.
 
         All changes have the same writer schema. Some protocols return the schema's text in place of columns.
+        ``_records``: the batch of records that the changes were decoded from.
         """
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
@@ -399,13 +413,6 @@ class TableDecoder(ABC):
 
     def schema_id(self, _part: bytes | None) -> int | None:
         """Returns the registry id in the header of a key or a value, or None without such a header."""
-        return None
-
-    def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """Returns the warning about each change, or null; None if there is no warning about any change.
-
-        A change with a warning is applied nevertheless.
-        """
         return None
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
@@ -511,11 +518,12 @@ def decoded_records(
             is not available now.
         ConfigError: The config does not allow tidesink to fetch such a part.
     """
-    usable = decoder.usable(records)
-    whole = DecodedRecords(unlisted=decoder.unlisted(records), ddl=decoder.ddl(records))
-    whole.last = last_record(records)
-    if usable is not None and not usable.all():
-        records = records.filter(pa.array(usable))
+    whole = DecodedRecords(last=last_record(records))
+    shared = decoder.table_records(records)
+    if shared is not None:
+        whole.unlisted, whole.ddl = shared.unlisted, shared.ddl
+        if not shared.own.all():
+            records = records.filter(pa.array(shared.own))
     whole.records, whole.bytes = records.num_rows, record_bytes(records)
     places = _Places(records, decoder)
     planned = np.ones(records.num_rows, np.bool_)
@@ -577,10 +585,10 @@ def _take(
         if left.all():
             continue
         living = replace(table, rows=table.rows.filter(pa.array(~left))) if left.any() else table
-        sound, bad = validation.of(living)
+        sound, bad = validation.of(living, records)
         whole.others += bad
         if sound is not None:
-            whole.tables.append(validation.with_warnings(sound))
+            whole.tables.append(validation.with_warnings(sound, decoded.warnings))
     silent[[fault.record for fault in decoded.faults]] = False
     for record, event in zip(decoded.event_records, decoded.events, strict=True):
         silent[record] = False
@@ -695,14 +703,18 @@ class _Validation:
             waits = pc.fill_null(above, False).to_numpy(zero_copy_only=False)
         return void, waits & ~void
 
-    def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Checks changes. Returns the valid changes, or None if all are invalid, and a bad or unplanned
-        record for each of the others.
+    def of(
+        self, changes: ChangeTable, records: pa.RecordBatch
+    ) -> tuple[ChangeTable | None, list[OtherRecord]]:
+        """Checks changes that were decoded from ``records``.
+
+        Returns the valid changes, or None if all are invalid, and a bad or unplanned record for each of the
+        others.
         """
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*record_event, error) for record_event in _places(changes)]
-        lacking = self._decoder.lacking(changes, self.rows)
+        lacking = self._decoder.lacking(changes, self.rows, records)
         if lacking:
             return None, [self.places.lacking(*record_event, lacking) for record_event in _places(changes)]
         wrong = dict(self._wrong(changes))
@@ -715,14 +727,15 @@ class _Validation:
         rows = changes.rows.filter(pa.array(sound))
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
-    def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """Adds a column with the decoder's warnings to the changes, if the decoder may warn, and returns
-        them.
-        """
-        if not self._decoder.warns:
+    def with_warnings(self, changes: ChangeTable, warnings: Sequence[RowWarning]) -> ChangeTable:
+        """Adds a column with the warnings about the changes, if the decoder may warn, and returns them."""
+        if self._decoder.warn is None:
             return changes
-        warnings = self._decoder.warnings(changes)
-        column = pa.nulls(changes.rows.num_rows, pa.string()) if warnings is None else warnings
+        if warnings:
+            texts = {(warning.record, warning.index): warning.text for warning in warnings}
+            column = pa.array(map(texts.get, _places(changes)), pa.string())
+        else:
+            column = pa.nulls(changes.rows.num_rows, pa.string())
         return replace(changes, rows=changes.rows.append_column(WARNING, column))
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:

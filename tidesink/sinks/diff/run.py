@@ -237,7 +237,7 @@ class SourceComparison(TableComparison):
         where = tuple(limit.bound for limit in sides.limits)
         ranges = partial(all_ranges, config, self.own.table, stored, where, as_of=self.as_of)
         topic = self.own.topic
-        return source_task(config, plan, stored, topic, wanted=keys, ranges=ranges, as_of=self.as_of)
+        return source_task(config, plan, stored, topic, keys or ranges, as_of=self.as_of)
 
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
         self._await_visible()

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.codecs.canal_json.scan import NamedRecords, TableNames, stamped_es
+from tidesink.codecs.canal_json.scan import TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
@@ -36,18 +36,16 @@ from tidesink.events import (
     TableSchema,
     fold_name,
 )
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.records import Flags, TableDecoder
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings
+from tidesink.sinks.batch.records import TableDecoder, TableRecords
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
-    LeftOut,
     TargetColumn,
     TargetSchema,
     is_row_keyed,
     merge_schemas,
-    needs_all,
     row_keyed,
     shape_of,
     shown_columns,
@@ -89,23 +87,12 @@ class CanalJsonDecoder(TableDecoder):
         """True, because DDL events are stored together with the Kafka timestamps of their records."""
         return True
 
-    def usable(self, records: pa.RecordBatch) -> Flags | None:
-        """Returns one flag per record: True if the record names this table.
-
-        Returns None if the topic has only this table.
-        """
-        named_records = self._named_by(records)
-        return None if named_records is None else named_records.own(self.table)
-
-    def unlisted(self, records: pa.RecordBatch) -> int:
-        """Returns the number of rows in the records that belong to tables that are not known yet."""
-        found = self._named_by(records)
-        return 0 if found is None else int(found.unlisted.sum())
-
-    def ddl(self, records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events in the records, of this and other tables."""
-        named_records = self._named_by(records)
-        return 0 if named_records is None else int(named_records.ddl.sum())
+    def table_records(self, records: pa.RecordBatch) -> TableRecords | None:
+        """Returns which records name this table, or None if the topic has only this table."""
+        if self.topic is None:
+            return None
+        named = self.topic.of(records)
+        return TableRecords(named.own(self.table), int(named.unlisted.sum()), int(named.ddl.sum()))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded.
@@ -202,18 +189,6 @@ class CanalJsonDecoder(TableDecoder):
         """The policies for impossible dates and ambiguous times, and the time zone."""
         return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
 
-    def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
-        if self.topic is None:
-            return None
-        # ``usable``, ``unlisted`` and ``ddl`` are called for the same records, so the last result is cached.
-        if not self._last or self._last[0][0] is not records:
-            self._last[:] = [(records, self.topic.of(records))]
-        return self._last[0][1]
-
-    @cached_property
-    def _last(self) -> list[tuple[pa.RecordBatch, NamedRecords]]:
-        return []
-
     def _named(self, event: ChangeEvent) -> ChangeEvent:
         """Returns the event with TiDB's row key as its key."""
         assert event.schema is not None  # noqa: S101  (canal-json's events have one)
@@ -292,47 +267,39 @@ def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
     return orjson.dumps({**parsed, "old": old})
 
 
-def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
+def canal_json_plan(
     schema: TableSchema,
+    settings: PlanSettings = DEFAULT_SETTINGS,
     *,
-    base: TargetSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    ambiguous_time: AmbiguousTime = "first",
-    time_zone: str = "UTC",
     options: CodecOptions | None = None,
-    logs: bool = False,
     by_row_key: bool = False,
     renamed: Mapping[str, str] | None = None,
-    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """Build the decode plan of a table with the columns of ``schema``.
 
     Args:
-        schema: The table's current columns.
-        base: The target's current schema. The plan keeps its columns and adds new ones. A column that
-            ``schema`` lacks was dropped.
-        keys: Key columns from the config. If None, the key of ``schema`` is used.
-        zero_date: Policy for impossible dates.
-        ambiguous_time: Policy for local times that occur twice.
-        time_zone: Time zone in which TIMESTAMP texts are read.
+        schema: The table's current columns. A column of ``settings.base`` that is not among them was dropped.
+        settings: The settings of the plan. Without ``settings.keys``, the key of ``schema`` is used.
         options: Options of the codec.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
         by_row_key: True if TiDB's row keys identify the rows of a table without a key.
         renamed: New names of renamed columns, by old name.
-        left_out: Returns True for a column that the target does not have.
 
     Raises:
-        ConfigError: ``keys`` has a column that the table does not have.
-        SchemaRefusedError: No type holds the values of a column's type and of its type in ``base``, or the
-            key differs from the one in ``base``.
+        ConfigError: ``settings.keys`` has a column that the table does not have.
+        SchemaRefusedError: No type holds the values of a column's type and of its type in ``settings.base``,
+            or the key differs from the one there.
     """
     shape = shape_of(
-        schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
+        schema,
+        keys=settings.keys,
+        zero_date=settings.zero_date,
+        time_zone=settings.time_zone,
+        ambiguous_time=settings.ambiguous_time,
     )
     current = frozenset(fold_name(column.name) for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
+    base, left_out = settings.base, settings.left_out
     whole = shape if base is None else merge_schemas(base, shape, left_out=left_out)
     source = shown_columns(whole)
     dropped, called = frozenset(source.by_name) - current, renamed or {}
@@ -341,7 +308,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         source.table,
         TableSchema(source.table, tuple(_columns(source, called))),
         whole.keys,
-        own_keys=keys is None,
+        own_keys=settings.keys is None,
         time_zone=whole.time_zone,
         zero_date=whole.zero_date,
         options=options or CodecOptions(),
@@ -350,7 +317,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         unread=unread,
     )
     rows = TargetRows(whole, DroppedNow(dropped), called, unread=unread)
-    return DecodePlan(rows, decoder, gone=dropped, logs=logs)
+    return DecodePlan(rows, decoder, gone=dropped, logs=settings.logs)
 
 
 def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column]:

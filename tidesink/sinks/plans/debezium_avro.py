@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.batch import ChangeTable, DecodedBatch
+from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
@@ -29,10 +28,13 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import (
+    DEFAULT_SETTINGS,
     DecodePlan,
     KnownSchemas,
+    PlanSettings,
     RegisteredSchemas,
     SideSchemas,
+    SubjectSchemas,
     folded_keys,
     in_order,
     named_faults,
@@ -41,24 +43,20 @@ from tidesink.sinks.batch.decoders import (
     schema_ids,
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
-from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import (
+    NO_DATABASE,
+    DatabaseFacts,
     DebeziumDecoder,
     KeyFacts,
     needs_old_keys,
     without_headers,
 )
-from tidesink.source_database.base import ReplicaIdentity
-from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
-    LeftOut,
-    TargetSchema,
     check_spelling,
     merged_in_order,
     needed_definition,
-    needs_all,
     shape_of,
     unread_columns,
 )
@@ -100,8 +98,8 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         """True: only rows without a column show that it was dropped, because no DDL is read."""
         return True
 
-    def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        return self.added & {member.name for member in changes.rows.schema.field("key").type}
+    def key_only(self, key: Collection[str], _schema: TableSchema) -> frozenset[str]:
+        return self.added & {*key}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Returns the records that cannot be decoded, because their schema id is new or cannot be used.
@@ -227,24 +225,14 @@ def _parsed(text: str) -> ConnectSchema:
 # Plans
 
 
-def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
+def debezium_avro_plan(
     table: TableId,
+    schemas: SubjectSchemas,
+    settings: PlanSettings = DEFAULT_SETTINGS,
     *,
-    key_schemas: Mapping[int, str],
-    value_schemas: Mapping[int, str],
-    history: Sequence[int] = (),
-    first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
-    unknown_ids: Mapping[int, str] = MappingProxyType({}),
-    base: TargetSchema | None = None,
     definition: TableSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    time_zone: str = "UTC",
     modes: DebeziumModes = _DEFAULT_MODES,
-    logs: bool = False,
-    identity: ReplicaIdentity | None = None,
-    connector: str = "",
-    left_out: LeftOut = needs_all,
+    database: DatabaseFacts = NO_DATABASE,
 ) -> DecodePlan:
     """Build the decode plan of a table from its writer schemas (the schemas with which records were written).
 
@@ -253,35 +241,25 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
     Args:
         table: The table.
-        key_schemas: Texts of the key schemas by registry id.
-        value_schemas: Texts of the value schemas by registry id.
-        history: Registry ids of value schemas in the order in which they were in use. A schema that came back
-            into use is listed again. Schemas whose ids are not listed follow in ascending order of their ids.
-        first_rows: The first known rows of each value schema, by registry id.
-        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
-        base: The target's current schema. The plan keeps its columns and adds new ones.
+        schemas: The known schemas of the topic's subjects.
+        settings: The settings of the plan.
         definition: Column types from the config, which replace the types in the schemas.
-        keys: Names of the key columns from the config, which replace the columns of the records' keys.
-        zero_date: Policy for impossible dates.
-        time_zone: Time zone in which local times are read.
         modes: The connector's modes for values, such as ``decimal.handling.mode``.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
-        identity: The table's replica identity in the source database.
-        connector: The Debezium connector that fits the source database, or empty. If the schemas do not name
-            their connector, it decides whether column names that differ only in case are different columns.
-        left_out: Returns True for a column that the target does not have.
+        database: What the source database shows about the table. Its columns are not used.
 
     Raises:
-        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        ConfigError: The table has no key, or ``settings.keys`` has a column that the table does not have.
         SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
+    zero_date, time_zone = settings.zero_date, settings.time_zone
     options = CodecOptions(debezium=modes, time_zone=time_zone)
-    needed = needed_definition(definition, left_out)
-    read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=needed)
-    named = _key_names(table, keys, base, read.keys, needed=not logs)
-    used = in_order(history, read.rows)
+    needed = needed_definition(definition, settings.left_out)
+    read = _Schemas.of(table, schemas, options=options, definition=needed)
+    named = _key_names(table, settings, read.keys)
+    used = in_order(schemas.history, read.rows)
     column_lists = [read.rows[schema_id] for schema_id in dict.fromkeys(used)] or [*read.keys.values()]
-    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector or connector)
+    connector = TICDC if read.is_ticdc else read.connector or database.connector
+    is_exact = bool(used) and has_exact_names(connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
@@ -295,19 +273,20 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
             f"that the connector has sent a row.",
             table=str(table),
         )
-    shape = replace(merged_in_order(shapes, base, left_out=left_out), exact_names=is_exact)
-    for name in keys or ():
+    shape = merged_in_order(shapes, settings.base, left_out=settings.left_out)
+    shape = replace(shape, exact_names=is_exact)
+    for name in settings.keys or ():
         check_spelling("keys", name, shape)
-    key_facts = KeyFacts.of(keys, definition, identity)
+    key_facts = KeyFacts.of(settings.keys, definition, database.identity)
     decoder = DebeziumAvroDecoder(
         table,
         options,
         zero_date,
         needed,
-        tells_old_keys=keys is not None or not read.keys or read.is_ticdc,
+        tells_old_keys=settings.keys is not None or not read.keys or read.is_ticdc,
         schemas=RegisteredSchemas(
-            _usable(key_schemas, read.key_refused, unknown_ids),
-            _usable(value_schemas, read.value_refused, unknown_ids),
+            _usable(schemas.keys, read.key_refused, schemas.unknown),
+            _usable(schemas.values, read.value_refused, schemas.unknown),
         ),
         control=read.control,
         row_keys=folded_keys(shape),
@@ -331,13 +310,13 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     return DecodePlan(
         TargetRows(
             shape,
-            DroppedById.of(names, used, shape.fold, first_rows),
-            unread=unread_columns(shape, left_out),
+            DroppedById.of(names, used, shape.fold, schemas.first_rows),
+            unread=unread_columns(shape, settings.left_out),
         ),
         decoder,
         keeps_values=True,
         gone=dropped,
-        logs=logs,
+        logs=settings.logs,
         warnings=tuple(remarks),
     )
 
@@ -370,8 +349,7 @@ class _Schemas:
     def of(
         cls,
         table: TableId,
-        key_texts: Mapping[int, str],
-        value_texts: Mapping[int, str],
+        schemas: SubjectSchemas,
         *,
         options: CodecOptions,
         definition: TableSchema | None,
@@ -381,7 +359,7 @@ class _Schemas:
         values, keys, rows = {}, {}, {}
         key_refused: dict[int, str] = {}
         value_refused: dict[int, str] = {}
-        for schema_id, text in sorted(value_texts.items()):
+        for schema_id, text in sorted(schemas.values.items()):
             try:
                 value_schema = values[schema_id] = read_value_schema(text)
                 if value_schema.row is not None:
@@ -392,7 +370,7 @@ class _Schemas:
                 value_refused[schema_id] = error.message
         # A key's schema does not show who wrote it.
         is_ticdc = any(values[schema_id].is_ticdc for schema_id in rows)
-        for schema_id, text in sorted(key_texts.items()):
+        for schema_id, text in sorted(schemas.keys.items()):
             try:
                 keys[schema_id] = codec.columns_of(_parsed(text), table, is_ticdc=is_ticdc)
             except DecodeError as error:
@@ -425,21 +403,16 @@ def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mappi
 
 
 def _key_names(
-    table: TableId,
-    keys: tuple[str, ...] | None,
-    base: TargetSchema | None,
-    key_schemas: Mapping[int, Sequence[Column]],
-    *,
-    needed: bool,
+    table: TableId, settings: PlanSettings, key_schemas: Mapping[int, Sequence[Column]]
 ) -> tuple[str, ...]:
-    names = keys or (base.keys if base else None)
+    names = settings.known_keys
     for _, columns in sorted(key_schemas.items()):
         names = names or tuple(column.name for column in columns)
-    if not names and needed:
+    if not (names or settings.logs):
         raise ConfigError(
             f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, set message.key.columns at the connector, or set "
             f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),
         )
-    return names or ()
+    return names

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, Warn, rows_from_events
 from tidesink.codecs.debezium.envelope import DOUBTED_KEY, OLD_KEY, POSTGRES
 from tidesink.codecs.debezium.remarks import ROUTED, has_required_shapes, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
@@ -78,6 +77,25 @@ _UNSENT_KEY: Final = (
     "identity in message.key.columns. If the replica identity had these columns when the row was deleted, "
     "confirm the key under tables: keys: [{0}]."
 )
+
+
+@dataclass(frozen=True)
+class DatabaseFacts:
+    """What the source database shows about a table. Everything is unknown if it is not queried.
+
+    Attributes:
+        columns: The table's columns with their types, or None.
+        identity: The table's replica identity, which decides what Postgres sends for deleted rows, or None.
+        connector: The Debezium connector that fits the database, or empty. If the records do not name their
+            connector, it decides whether column names that differ only in case are different columns.
+    """
+
+    columns: TableSchema | None = None
+    identity: ReplicaIdentity | None = None
+    connector: str = ""
+
+
+NO_DATABASE: Final = DatabaseFacts()
 
 
 @dataclass(frozen=True)
@@ -169,54 +187,33 @@ class DebeziumDecoder(TableDecoder):
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """Decode one record with the row codec (the decoder of single records), and return its event."""
-        return self._noting(self._codec.decode(message))
+        return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         named = frozenset(fold_name(name) for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:
-            return self._noting(self._codec.decode_new_row(message, named))
+            return self._codec.decode_new_row(message, named)
 
-        return rows_from_events(records, decode, self.values)
-
-    def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Record deletes whose key columns may not have been sent, for ``warnings``.
-
-        Returns the events unchanged.
-        """
-        for event in events if self.warns else ():
-            uncertain = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
-            if isinstance(uncertain, tuple):
-                position = event.position
-                self._row_warnings[position.topic, position.partition, position.offset] = uncertain
-        return events
+        return rows_from_events(records, decode, self.values, self.warn)
 
     @property
-    def warns(self) -> bool:
-        """True if ``warnings`` may return warnings, because key columns of deletes may not have been sent."""
-        return not (self.key_facts.stated or self.is_ticdc)
+    def warn(self) -> Warn | None:
+        """Function that returns the warning about a delete whose key may not have been sent, or None.
 
-    def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each delete that is applied although a key column may not have been sent.
-
-        It is null for other changes.
+        None if the keys of all deletes were sent.
         """
-        if not self._row_warnings:
-            return None
-        places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        row_warnings = [self._row_warnings.pop(location, None) for location in zip(*places, strict=True)]
-        key, names = self._key_names(changes)
-        if self.key_facts.are_sent(names):
-            return None
-        reasons = (
-            columns and _UNCERTAIN.format(", ".join(key), ", ".join(columns)) for columns in row_warnings
-        )
-        return pa.array(reasons, pa.string())
+        return None if self.key_facts.stated or self.is_ticdc else self._key_warning
 
-    @cached_property
-    def _row_warnings(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
-        """The key columns that may not have been sent, by topic, partition and offset of the delete."""
-        return {}
+    def _key_warning(self, event: ChangeEvent) -> str | None:
+        uncertain = (event.extension or {}).get(DOUBTED_KEY)
+        if not isinstance(uncertain, tuple):
+            return None
+        assert event.schema is not None  # noqa: S101  (Debezium's events have one)
+        key = tuple(event.key or ())
+        if self.key_facts.are_sent(self._row_names(key, event.schema)):
+            return None
+        return _UNCERTAIN.format(", ".join(key), ", ".join(uncertain))
 
     @property
     def values(self) -> ValueOptions:
@@ -260,10 +257,11 @@ class DebeziumDecoder(TableDecoder):
         return not self.is_ticdc
 
     @abstractmethod
-    def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        """Returns the columns that exist only in the keys of these changes.
+    def key_only(self, key: Collection[str], schema: TableSchema) -> frozenset[str]:
+        """Returns the columns that exist only in the keys of records.
 
-        The transform ``ByLogicalTableRouter`` adds such columns to the keys.
+        The transform ``ByLogicalTableRouter`` adds such columns to the keys. ``key``: the columns of the
+        records' keys. ``schema``: the schema of the records' changes.
         """
 
     def holds(self, changes: ChangeTable) -> bool:
@@ -272,9 +270,9 @@ class DebeziumDecoder(TableDecoder):
         If a transform routes several tables into the topic, their changes count as changes of this table if
         its key has a column that exists only in the records' keys, which separates the tables' rows.
         """
-        key = changes.rows.schema.field("key").type
-        names = (ROUTED, *self.key_only(changes))
-        apart = {fold_name(name) for name in names if key.get_field_index(name) >= 0}
+        key = _key_of(changes)
+        names = (ROUTED, *self.key_only(key, changes.schema))
+        apart = {fold_name(name) for name in names if name in key}
         return not apart.isdisjoint(self.row_keys or ()) or super().holds(changes)
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
@@ -282,7 +280,8 @@ class DebeziumDecoder(TableDecoder):
 
         The error comes with the number of the delete's row in ``changes``.
         """
-        key, names = self._key_names(changes)
+        key = _key_of(changes)
+        names = self._row_names(key, changes.schema)
         are_sent = self.key_facts.are_sent(names)
         if are_sent or not names:
             return
@@ -296,14 +295,14 @@ class DebeziumDecoder(TableDecoder):
         for number in np.flatnonzero(unsure).tolist():
             yield number, UnnamedRowError(reason.format(", ".join(key)))
 
-    def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
-        """Returns the names of the key's columns, and the names of those that the rows have too."""
-        key, added = [member.name for member in changes.rows.schema.field("key").type], self.key_only(changes)
-        return key, [name for name in key if name not in added]
+    def _row_names(self, key: Collection[str], schema: TableSchema) -> list[str]:
+        """Returns the names of the key's columns that the rows have too."""
+        added = self.key_only(key, schema)
+        return [name for name in key if name not in added]
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """Returns the error for changes of another table."""
-        field = routed_field(self.key_only(changes))
+        field = routed_field(self.key_only(_key_of(changes), changes.schema))
         return SchemaMismatchError(_OTHER_TABLE.format(changes.table, self.table, field))
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
@@ -329,10 +328,15 @@ class DebeziumDecoder(TableDecoder):
 
     def _key_alone(self, changes: ChangeTable) -> pa.Array:
         """Returns True for each old row of which the source sent only the key."""
-        keys = {member.name for member in changes.rows.schema.field("key").type}
+        keys = _key_of(changes)
         others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
         unsent = changes.rows["unavailable_before"].combine_chunks()
         return pc.and_(unsent.is_valid(), pa.array(_listed(unsent, others) >= len(others)))
+
+
+def _key_of(changes: ChangeTable) -> tuple[str, ...]:
+    """Returns the names of the key columns of changes."""
+    return tuple(member.name for member in changes.rows.schema.field("key").type)
 
 
 def _listed(unsent: pa.ListArray, names: Collection[str]) -> npt.NDArray[np.int64]:

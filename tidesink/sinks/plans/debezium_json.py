@@ -11,7 +11,7 @@ nor in the source database is text in the plan. The caller decides whether such 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -23,11 +23,18 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.envelope import POSTGRES, TICDC, has_exact_names
-from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
+from tidesink.codecs.debezium.inference import (
+    FirstRow,
+    InferredColumn,
+    LoneCodec,
+    facts_of,
+    inferred_column,
+    inferred_columns,
+)
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
-from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
+from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, folded_keys
 from tidesink.sinks.batch.schema_rows import FirstRows, extreme, first_rows_of
 from tidesink.sinks.batch.target_rows import (
     DroppedByWriter,
@@ -36,13 +43,13 @@ from tidesink.sinks.batch.target_rows import (
     first_rows_by_column,
 )
 from tidesink.sinks.plans.debezium_changes import (
+    NO_DATABASE,
+    DatabaseFacts,
     DebeziumDecoder,
     KeyFacts,
     needs_old_keys,
     without_headers,
 )
-from tidesink.source_database.base import ReplicaIdentity
-from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     LeftOut,
@@ -262,12 +269,9 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
-        self._codec.forget()
-        self._batch["timestamp"] = _timestamps(records)
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
     @property
@@ -275,13 +279,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """True, because Kafka timestamps decide which of two schemas is older."""
         return True
 
-    def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
+    def lacking(self, changes: ChangeTable, _rows: TargetRows, records: pa.RecordBatch) -> tuple[str, ...]:
         """Returns the writer (schema) of these changes as text, if the plan does not cover it; else nothing.
 
         The plan does not cover a writer if its schema is new, or if the plan lacks one of its columns or has
         it with a type that cannot hold the values.
         """
-        facts = self._codec.facts_of(changes.schema)
+        facts = facts_of(changes.schema)
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
         bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
         is_ticdc = changes.rows["commit_ts"].null_count < changes.rows.num_rows
@@ -292,16 +296,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             is_covered = is_covered and (self.keyed or not keys)
         if is_covered:
             return ()
-        reported = tuple(
-            InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
-        )
-        place = self._first_place(changes)
+        place = _first_place(changes, records)
         source = first_rows_of(changes.rows).source
-        writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
+        columns = inferred_columns(changes.schema)
+        writer = JsonWriter(columns, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
 
-    def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        return self._codec.facts_of(changes.schema).key_only
+    def key_only(self, _key: Collection[str], schema: TableSchema) -> frozenset[str]:
+        return facts_of(schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """Returns a function that converts a column's value in the database to its value in records.
@@ -335,8 +337,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Returns an error if records without a schema have a column that is not text in the target."""
-        facts = self._codec.facts_of(changes.schema)
-        for name in sorted(facts.guessed):
+        for name in sorted(facts_of(changes.schema).guessed):
             column = self.shape.find(name)
             if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
@@ -354,11 +355,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         if cached is None or cached[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
-            facts = self._codec.facts_of(schema)
-            reported = tuple(
-                InferredColumn(column, column.name in facts.guessed) for column in schema.columns
-            )
-            cached = schema, JsonWriter(reported).identity, self._holds(schema)
+            cached = schema, JsonWriter(inferred_columns(schema)).identity, self._holds(schema)
             self._schemas[id(schema)] = cached
         return cached[1], cached[2]
 
@@ -380,20 +377,6 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _types(self, shape: TargetSchema) -> list[tuple[str, str]]:
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
-    def _first_place(self, changes: ChangeTable) -> Place:
-        """Returns the location of the record with the earliest of these changes."""
-        rows = changes.rows.select(["record", "offset", "partition"])
-        times = self._batch["timestamp"]
-        locations = pa.table(
-            {
-                "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
-                "offset": rows["offset"],
-                "partition": rows["partition"],
-            }
-        )
-        order = [(name, "ascending") for name in locations.column_names]
-        return Place(*locations.take(pc.sort_indices(locations, order)[:1]).to_pylist()[0].values())
-
     @cached_property
     def _codec(self) -> LoneCodec:
         schema = TableSchema(
@@ -405,13 +388,23 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _schemas(self) -> dict[int, tuple[TableSchema, tuple[str, ...], bool]]:
         return {}
 
-    @cached_property
-    def _batch(self) -> dict[str, pa.Array | None]:
-        """The Kafka timestamps of the records that are being decoded, in ms."""
-        return {"timestamp": None}
+
+def _first_place(changes: ChangeTable, records: pa.RecordBatch) -> Place:
+    """Returns the location of the record with the earliest of these changes."""
+    rows, times = changes.rows.select(["record", "offset", "partition"]), _timestamps(records)
+    locations = pa.table(
+        {
+            "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
+            "offset": rows["offset"],
+            "partition": rows["partition"],
+        }
+    )
+    order = [(name, "ascending") for name in locations.column_names]
+    return Place(*locations.take(pc.sort_indices(locations, order)[:1]).to_pylist()[0].values())
 
 
 def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
+    """Returns the Kafka timestamps of the records in ms, or None if they were not fetched."""
     if "timestamp" not in records.schema.names:
         return None
     timestamps = records.column("timestamp")
@@ -423,21 +416,14 @@ def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
 # Plans
 
 
-def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
+def debezium_json_plan(
     table: TableId,
-    *,
     writers: Writers,
-    base: TargetSchema | None = None,
+    settings: PlanSettings = DEFAULT_SETTINGS,
+    *,
     definition: TableSchema | None = None,
-    stored: TableSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    time_zone: str = "UTC",
     options: CodecOptions = _NO_OPTIONS,
-    logs: bool = False,
-    identity: ReplicaIdentity | None = None,
-    connector: str = "",
-    left_out: LeftOut = needs_all,
+    database: DatabaseFacts = NO_DATABASE,
 ) -> DecodePlan:
     """Build the decode plan of a table from the writers (schemas of records) that are known so far.
 
@@ -447,32 +433,27 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     Args:
         table: The table.
         writers: The known writers of the topic.
-        base: The target's current schema. The plan keeps its columns and adds new ones.
+        settings: The settings of the plan.
         definition: Column types from the config, which replace the types in records.
-        stored: Columns in the source database. Their types are used if a column has no other type.
-        keys: Names of the key columns from the config, which replace the columns of the records' keys.
-        zero_date: Policy for impossible dates.
-        time_zone: Time zone in which local times are read.
         options: Options of the codec.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
-        identity: The table's replica identity in the source database.
-        connector: The Debezium connector that fits the source database, or empty. If records do not name
-            their connector, it decides whether column names that differ only in case are different columns.
-        left_out: Returns True for a column that the target does not have.
+        database: What the source database shows about the table. The types of its columns are used if a
+            column has no other type.
 
     Raises:
-        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        ConfigError: The table has no key, or ``settings.keys`` has a column that the table does not have.
         SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
-    named = keys or (base.keys if base else None) or _key_names(writers, definition)
-    types = joined_types(definition, stored)
+    zero_date, time_zone, left_out = settings.zero_date, settings.time_zone, settings.left_out
+    named = settings.known_keys or _key_names(writers, definition)
+    types = joined_types(definition, database.columns)
     column_lists = _column_lists(table, writers, definition, types)
-    if not (named or logs):
+    if not (named or settings.logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
     named_connector = TICDC if is_ticdc else writers.connector
     # The case of names is only known once a record with a row was read.
-    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(named_connector or connector)
+    connector = named_connector or database.connector
+    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
@@ -480,13 +461,13 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         )
         for columns in column_lists
     ]
-    shape = _doubted(merged_in_order(shapes, base, left_out=left_out), writers.reported_later)
+    shape = _doubted(merged_in_order(shapes, settings.base, left_out=left_out), writers.reported_later)
     shape = replace(shape, exact_names=is_exact)
-    for name in keys or ():
+    for name in settings.keys or ():
         check_spelling("keys", name, shape)
     dropped = _gone(shape, writers, definition)
     unread = unread_columns(shape, left_out)
-    key_facts = KeyFacts.of(keys, definition, identity)
+    key_facts = KeyFacts.of(settings.keys, definition, database.identity)
     remarks = column_remarks(
         column_lists[-1],
         connector=named_connector,
@@ -505,7 +486,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         ),
         zero_date,
         needed_definition(types, left_out),
-        tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
+        tells_old_keys=has_ticdc_schema or not (settings.keys is None and keyed),
         shape=shape,
         unread=unread,
         known=frozenset(writer.identity for writer in writers.with_schema),
@@ -522,7 +503,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         decoder,
         keeps_values=True,
         gone=dropped,
-        logs=logs,
+        logs=settings.logs,
         warnings=tuple(remarks),
     )
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from types import MappingProxyType
+from functools import cached_property, partial
 
 import pyarrow as pa
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.batch import DecodedBatch, ValueOptions, Warn, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent, fold_name
 from tidesink.sinks.batch.decoders import (
+    DEFAULT_SETTINGS,
     DecodePlan,
     KnownSchemas,
+    PlanSettings,
     RegisteredSchemas,
     SideSchemas,
+    SubjectSchemas,
     folded_keys,
     in_order,
     named_faults,
@@ -32,15 +34,12 @@ from tidesink.sinks.batch.decoders import (
     schema_id_of,
 )
 from tidesink.sinks.batch.records import TableDecoder, Unplanned
-from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
-    LeftOut,
     TargetSchema,
     merged_in_order,
-    needs_all,
     shape_of,
     unread_columns,
 )
@@ -81,21 +80,10 @@ class FlatAvroDecoder(TableDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """Returns the events of the records, and the records that cannot be decoded."""
         if self._sums:
-            batch = rows_from_events(records, self.decode, self.values)
+            batch = rows_from_events(records, self.decode, self.values, self.warn)
         else:
             batch = super().decode_batch(records)
         return replace(batch, faults=tuple(named_faults(records, batch.faults, "flat-avro")))
-
-    def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each row that is applied although it does not match its checksum.
-
-        It is null for other rows.
-        """
-        if not self._row_warnings:
-            return None
-        places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        reasons = [self._row_warnings.pop(location, None) for location in zip(*places, strict=True)]
-        return pa.array(reasons, pa.string())
 
     @property
     def values(self) -> ValueOptions:
@@ -113,9 +101,13 @@ class FlatAvroDecoder(TableDecoder):
         return (WatermarkEvent,)
 
     @property
-    def warns(self) -> bool:
-        """True if ``warnings`` may return warnings, because rows are compared with their checksums."""
-        return self._sums
+    def warn(self) -> Warn | None:
+        """Function that returns the reason why a row does not match its checksum, or None if it matches.
+
+        None if no rows are applied with such a warning.
+        """
+        warns = self._sums and self.checksum == "warn"
+        return partial(checksum_fault, time_zone=self.time_zone) if warns else None
 
     @cached_property
     def _codec(self) -> FlatAvroCodec:
@@ -131,10 +123,6 @@ class FlatAvroDecoder(TableDecoder):
         has = any(CHECKSUM in text for text in self.schemas.values.texts.values())
         return self.checksum != "off" and has
 
-    @cached_property
-    def _row_warnings(self) -> dict[tuple[str, int, int], str]:
-        return {}
-
     def decode(self, message: Message) -> tuple[Event, ...]:
         """Decode one record with the row codec (the decoder of single records), and return its event.
 
@@ -143,31 +131,19 @@ class FlatAvroDecoder(TableDecoder):
             DecodeError: The record cannot be decoded.
         """
         events = self._codec.decode(message)
-        for event in events if self._sums else ():
+        for event in events if self._sums and self.checksum == "reject" else ():
             fault = isinstance(event, ChangeEvent) and checksum_fault(event, time_zone=self.time_zone)
-            if fault and self.checksum == "reject":
-                raise ChecksumError(fault, table=str(self.table))
             if fault:
-                self._row_warnings[message.topic, message.partition, message.offset] = fault
+                raise ChecksumError(fault, table=str(self.table))
         return events
 
 
-def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
+def flat_avro_plan(
     table: TableId,
+    schemas: SubjectSchemas,
+    settings: PlanSettings = DEFAULT_SETTINGS,
     *,
-    key_schemas: Mapping[int, str],
-    value_schemas: Mapping[int, str],
-    history: Sequence[int] = (),
-    first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
-    unknown_ids: Mapping[int, str] = MappingProxyType({}),
-    base: TargetSchema | None = None,
-    keys: tuple[str, ...] | None = None,
-    zero_date: ZeroDate = "null",
-    ambiguous_time: AmbiguousTime = "first",
-    time_zone: str = "UTC",
     checksum: ChecksumMode = "off",
-    logs: bool = False,
-    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """Build the decode plan of a table from its writer schemas (the schemas with which records were written).
 
@@ -177,57 +153,47 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
     Args:
         table: The table.
-        key_schemas: Texts of the key schemas by registry id.
-        value_schemas: Texts of the value schemas by registry id.
-        history: Registry ids of value schemas in the order in which they were in use. A schema that came back
-            into use is listed again. Schemas whose ids are not listed follow in ascending order of their ids.
-        first_rows: The first known rows of each value schema, by registry id.
-        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
-        base: The target's current schema. The plan keeps its columns and adds new ones.
-        keys: Names of the key columns from the config, which replace the columns of the records' keys.
-        zero_date: Policy for impossible dates.
-        ambiguous_time: Policy for local times that occur twice.
-        time_zone: Time zone of TIMESTAMP texts, also for checksums.
+        schemas: The known schemas of the topic's subjects.
+        settings: The settings of the plan. Checksums use their time zone too.
         checksum: Handling of rows that do not match their checksum: ``warn`` applies them with a reason in
             the column ``_reason``, ``reject`` makes them bad records.
-        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
-        left_out: Returns True for a column that the target does not have.
 
     Raises:
-        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        ConfigError: The table has no key, or ``settings.keys`` has a column that the table does not have.
         SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
-    key_read, key_refused = _read_schemas(key_schemas)
-    value_read, value_refused = _read_schemas(value_schemas)
-    named = _key_names(table, keys, base, key_read.values(), needed=not logs)
-    if keys is None:
+    key_read, key_refused = _read_schemas(schemas.keys)
+    value_read, value_refused = _read_schemas(schemas.values)
+    named = _key_names(table, settings, key_read.values())
+    if settings.keys is None:
         key_read, others = _of_other_keys(key_read, named)
         key_refused |= others
-    used = in_order(history, value_read)
+    used = in_order(schemas.history, value_read)
     shape = _shape(
         table,
         # A topic that has only deletes so far has only the key columns.
         [value_read[schema_id] for schema_id in dict.fromkeys(used)] or list(key_read.values()),
         named,
-        base=base,
-        zero_date=zero_date,
-        ambiguous_time=ambiguous_time,
-        time_zone=time_zone,
-        left_out=left_out,
+        settings,
     )
-    schemas = RegisteredSchemas(
-        SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
-        SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
+    usable = RegisteredSchemas(
+        SideSchemas({number: schemas.keys[number] for number in key_read}, key_refused, schemas.unknown),
+        SideSchemas(
+            {number: schemas.values[number] for number in value_read}, value_refused, schemas.unknown
+        ),
     )
     dropped = DroppedById.of(
-        {number: record.column_names for number, record in value_read.items()}, used, shape.fold, first_rows
+        {number: record.column_names for number, record in value_read.items()},
+        used,
+        shape.fold,
+        schemas.first_rows,
     )
     there = {shape.fold(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(
-        TargetRows(shape, dropped, unread=unread_columns(shape, left_out)),
+        TargetRows(shape, dropped, unread=unread_columns(shape, settings.left_out)),
         FlatAvroDecoder(
             table,
-            schemas,
+            usable,
             shape.time_zone,
             shape.zero_date,
             checksum,
@@ -235,7 +201,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
             shape.ambiguous_time,
         ),
         gone=frozenset() if there is None else frozenset(shape.by_name) - there,
-        logs=logs,
+        logs=settings.logs,
     )
 
 
@@ -256,24 +222,19 @@ def _read_schemas(texts: Mapping[int, str]) -> tuple[dict[int, WriterRecord], di
 
 
 def _key_names(
-    table: TableId,
-    keys: tuple[str, ...] | None,
-    base: TargetSchema | None,
-    key_schemas: Iterable[WriterRecord],
-    *,
-    needed: bool,
+    table: TableId, settings: PlanSettings, key_schemas: Iterable[WriterRecord]
 ) -> tuple[str, ...]:
-    names = keys or (base.keys if base else None)
+    names = settings.known_keys
     for record in key_schemas:
         names = names or record.column_names
-    if not names and needed:
+    if not (names or settings.logs):
         raise ConfigError(
             f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, or set mode: append to keep its changes; "
             f"{IDENTITIES['flat-avro']}",
             table=str(table),
         )
-    return names or ()
+    return names
 
 
 def _of_other_keys(
@@ -299,16 +260,8 @@ def _of_other_keys(
     return same, others
 
 
-def _shape(  # noqa: PLR0913  (all that a shape rests on)
-    table: TableId,
-    records: Sequence[WriterRecord],
-    named: tuple[str, ...],
-    *,
-    base: TargetSchema | None,
-    zero_date: ZeroDate,
-    ambiguous_time: AmbiguousTime,
-    time_zone: str,
-    left_out: LeftOut,
+def _shape(
+    table: TableId, records: Sequence[WriterRecord], named: tuple[str, ...], settings: PlanSettings
 ) -> TargetSchema:
     folded = frozenset(fold_name(name) for name in named)
     shapes = []
@@ -317,7 +270,11 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
         schema = record.table_schema(table, own)
         shapes.append(
             shape_of(
-                schema, keys=named, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
+                schema,
+                keys=named,
+                zero_date=settings.zero_date,
+                time_zone=settings.time_zone,
+                ambiguous_time=settings.ambiguous_time,
             )
         )
     if not shapes:
@@ -327,4 +284,4 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
             table=str(table),
         )
     # A schema from before the base may have become known. It decides the first default of a column.
-    return merged_in_order(shapes, base, left_out=left_out)
+    return merged_in_order(shapes, settings.base, left_out=settings.left_out)

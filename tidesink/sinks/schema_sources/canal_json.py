@@ -369,16 +369,10 @@ class CanalJsonDecoding(PlannedDecoding):
         self._planned = schema
         plan = canal_json_plan(
             schema,
-            base=self._base(schema, kept_columns),
-            keys=settings.keys,
-            zero_date=settings.zero_date,
-            ambiguous_time=settings.ambiguous_time,
-            time_zone=settings.time_zone,
+            replace(self._plan_settings, base=self._base(schema, kept_columns)),
             options=self._options,
-            logs=logs,
             by_row_key=by_row_key,
             renamed=self._renamed,
-            left_out=self._projection.leaves_out,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {fold_name(column.name) for column in defined.columns} if defined else set()

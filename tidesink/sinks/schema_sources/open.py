@@ -15,7 +15,7 @@ from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, started_at
 
@@ -63,6 +63,20 @@ class PlannedDecoding:
         self._projection = self._settings.projection
         self._plan: DecodePlan | None = None
         self._starts: Starts = NO_STARTS
+
+    @property
+    def _plan_settings(self) -> PlanSettings:
+        """The settings of the next decode plan, which keeps the columns of the current one."""
+        settings = self._settings
+        return PlanSettings(
+            self._plan.shape if self._plan else None,
+            settings.keys,
+            settings.zero_date,
+            settings.ambiguous_time,
+            settings.time_zone,
+            logs=settings.mode == "append",
+            left_out=self._projection.leaves_out,
+        )
 
     def _of_table(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Returns the topic's offsets without the records before the table's start (setting ``start``)."""

@@ -42,7 +42,13 @@ from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, UnplannedRecord
-from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
+from tidesink.sinks.batch.decoders import (
+    UNDER_CONFLUENT,
+    DecodePlan,
+    SubjectSchemas,
+    record_ids_in_headers,
+    schema_id_of,
+)
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
@@ -55,6 +61,7 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
 )
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
+from tidesink.sinks.plans.debezium_changes import DatabaseFacts
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Writers,
@@ -155,6 +162,12 @@ class RegisteredDecoding(LoneDecoding):
         """Find the schema in use before rows of a snapshot are written, which are newer than the topic."""
         if ranges is None and self._can_return and self._look_at_ends(topic_offsets):
             self._use_changed(topic_offsets)
+
+    @property
+    def _subject_schemas(self) -> SubjectSchemas:
+        """The known schemas of the topic's subjects, for the next decode plan."""
+        texts, unknown = self._schemas.texts, self._schemas.unknown
+        return SubjectSchemas(texts["key"], texts["value"], self._history, self._first_rows, unknown)
 
     @property
     def _history(self) -> tuple[int, ...]:
@@ -660,22 +673,11 @@ class FlatAvroDecoding(RegisteredDecoding):
         return any(self._schemas.texts.values())
 
     def _planned(self) -> DecodePlan:
-        settings = self._settings
         return flat_avro_plan(
-            settings.table,
-            key_schemas=self._schemas.texts["key"],
-            value_schemas=self._schemas.texts["value"],
-            history=self._history,
-            first_rows=self._first_rows,
-            unknown_ids=self._schemas.unknown,
-            base=self._plan.shape if self._plan else None,
-            keys=settings.keys,
-            zero_date=settings.zero_date,
-            ambiguous_time=settings.ambiguous_time,
-            time_zone=settings.time_zone,
+            self._settings.table,
+            self._subject_schemas,
+            self._plan_settings,
             checksum=self._context.config.source.checksum,
-            logs=settings.mode == "append",
-            left_out=self._projection.leaves_out,
         )
 
 
@@ -742,24 +744,13 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
         return bool(self._schemas.texts["value"])
 
     def _planned(self) -> DecodePlan:
-        settings = self._settings
         return debezium_avro_plan(
-            settings.table,
-            key_schemas=self._schemas.texts["key"],
-            value_schemas=self._schemas.texts["value"],
-            history=self._history,
-            first_rows=self._first_rows,
-            unknown_ids=self._schemas.unknown,
-            base=self._plan.shape if self._plan else None,
+            self._settings.table,
+            self._subject_schemas,
+            self._plan_settings,
             definition=self._definition,
-            keys=settings.keys,
-            zero_date=settings.zero_date,
-            time_zone=settings.time_zone,
             modes=self._context.config.source.codec_options().debezium,
-            logs=settings.mode == "append",
-            identity=self._identity,
-            connector=self._connector,
-            left_out=self._projection.leaves_out,
+            database=DatabaseFacts(identity=self._identity, connector=self._connector),
         )
 
 
@@ -927,23 +918,16 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return row is not None
 
     def _make(self) -> None:
-        settings = self._settings
+        table = self._settings.table
         if self._fault is not None and self._writers == Writers() and self._declared is None:
-            raise ConfigError(_NO_ROW.format(settings.table, self._fault), table=str(settings.table))
+            raise ConfigError(_NO_ROW.format(table, self._fault), table=str(table))
         self._plan = debezium_json_plan(
-            settings.table,
-            writers=self._writers,
-            base=self._plan.shape if self._plan else None,
+            table,
+            self._writers,
+            self._plan_settings,
             definition=self._declared,
-            stored=self._types.stored,
-            keys=settings.keys,
-            zero_date=settings.zero_date,
-            time_zone=settings.time_zone,
             options=self._options,
-            logs=settings.mode == "append",
-            identity=self._identity,
-            connector=self._connector,
-            left_out=self._projection.leaves_out,
+            database=DatabaseFacts(self._types.stored, self._identity, self._connector),
         )
 
 

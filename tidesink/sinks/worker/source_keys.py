@@ -420,14 +420,13 @@ class WantedKeys(NamedTuple):
     keys: DataFrame
 
 
-def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
+def source_task(
     config: Config,
     plan: DecodePlan,
     stored: StoredTable,
     topic: str,
+    wanted: WantedKeys | Callable[[], tuple[KeyRange, ...]],
     *,
-    wanted: WantedKeys | None,
-    ranges: Callable[[], tuple[KeyRange, ...]],
     since: int | None = None,
     as_of: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
@@ -440,15 +439,14 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
         plan: The decode plan of the source's rows, from ``source_plan``.
         stored: The table's definition in the source.
         topic: Name of the table's topic, for the task's offset ranges.
-        wanted: The keys whose rows are read, or None to read all ``ranges``.
-        ranges: Returns the key ranges; called only if ``wanted`` is None.
+        wanted: The keys whose rows are read, or a function that returns the key ranges to read.
         since: Lowest position (commit_ts) that the rows may have, or None if rows need no position.
         as_of: The commit_ts as of which rows are read, or None for the current rows.
     """
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
     assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-    read = (KeyRange(),) if wanted is not None else ranges()
+    read = (KeyRange(),) if isinstance(wanted, WantedKeys) else wanted()
     url = settings.url.get_secret_value()
     rows = SourceRows(
         url,
@@ -463,7 +461,7 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
         replica=settings.replica,
     )
     reader: RecordReader = PatientRows(rows, settings.connections, seconds)
-    if wanted is not None:
+    if isinstance(wanted, WantedKeys):
         reader = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)
     offsets = [OffsetRange(topic, number, 0, settings.chunk_rows) for number in range(len(read))]
     return RangeTask.of(offsets, "", plan), reader

@@ -231,12 +231,9 @@ class SweepBatch(SnapshotBatch):
         config, stored = self._context.config, self._part.stored
         plan, _ = source_plan(asked.plan, stored)
         columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
-        wanted = WantedKeys(columns, asked.keys) if columns is not None else None
         ranges = partial(all_ranges, config, self._settings.table, stored)
-        since = asked.position
-        task, source = source_task(
-            config, plan, stored, asked.topic, wanted=wanted, ranges=ranges, since=since
-        )
+        wanted = ranges if columns is None else WantedKeys(columns, asked.keys)
+        task, source = source_task(config, plan, stored, asked.topic, wanted, since=asked.position)
         named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(column.name)}" for column in asked.columns)
         rows = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
