@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ from tests.unit.test_range_tasks import NEW, OLD
 from tests.unit.test_source_ddl import _Topic
 from tests.unit.test_starts import _found, _start
 from tidesink.cli.open_letters import note_open
-from tidesink.errors import SourceError, StaleProgressError
+from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.batch.schema_changes import KnownColumns, PolicyChoices
@@ -107,7 +107,7 @@ PROGRESS: Final = Progress(
 
 def _control(store: SqlStateStore, _folder: Path) -> None:
     change_control(store, "p", TABLE, TableControl.pause)
-    rewind = RewindControl(3, "t", "x", {10: 4, 2: 5})
+    rewind = RewindControl(3, "t", "x", ((2, 5), (10, 4)))
     snapshot = SnapshotControl(8, 2, deletes=True, where=(("id", "<", "9"),))
     change_control(
         store,
@@ -318,3 +318,22 @@ def test_a_document_has_these_bytes(tmp_path: Path, kind: str) -> None:
     WRITERS[kind](store, tmp_path)
     store.close()
     assert _stored(tmp_path / "state.db") == (GOLDEN / f"{kind}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        ({"topic_id": "x", "partitions": [0]}, "missing required field `grown`"),
+        ({"topic_id": "x", "partitions": [0], "grown": [[[0, "1"]]]}, "`int`, got `str`"),
+        ([1], "Expected `object`, got `array`"),
+    ],
+)
+def test_a_damaged_document_is_named(tmp_path: Path, damaged: Any, reason: str) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    store.save_document("topic-partitions", "p/t", damaged)
+    with pytest.raises(UnusableStateStoreError, match=reason) as raised:
+        TopicGrowth("t", pipeline="p", store=store).see(TopicOffsets("t", "x", {}))
+    store.close()
+    text = str(raised.value)
+    assert "The document 'topic-partitions' with the key 'p/t' in the state store is damaged" in text
+    assert "restore the state store from a backup" in text

@@ -16,7 +16,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
+import msgspec
 import typer
+from msgspec import UNSET
 
 from tidesink.cli import terminal
 from tidesink.cli.open_letters import noted, open_letters
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import Controls, RewindControl, TableControl
+    from tidesink.sinks.worker.cuts import CutStatus
 
 
 T = TypeVar("T")
@@ -142,13 +145,11 @@ def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, An
             {
                 "table": table._asdict(),
                 "topic": rewind.topic,
-                "partitions": [
-                    {"partition": number, "offset": start} for number, start in sorted(rewind.offsets.items())
-                ],
+                "partitions": [{"partition": number, "offset": start} for number, start in rewind.offsets],
             }
             for table, rewind in asked.rewinds.items()
         ],
-        **({} if config.cuts is None else {"cuts": cuts_of(config)}),
+        **({} if config.cuts is None else {"cuts": msgspec.to_builtins(cuts_of(config))}),
     }
 
 
@@ -198,7 +199,7 @@ def _controls(config: Config) -> Controls:
 
 
 def _rewind_line(rewind: RewindControl) -> str:
-    parts = ", ".join(f"partition {number} from {start}" for number, start in sorted(rewind.offsets.items()))
+    parts = ", ".join(f"partition {number} from {start}" for number, start in rewind.offsets)
     return (
         f"rewind of {rewind.topic} requested: {parts}. A worker handles it at the table's next turn, or when "
         "the table is resumed"
@@ -230,7 +231,7 @@ def shown_moment(moment: datetime | None) -> str:
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
-def cuts_of(config: Config) -> Mapping[str, Any] | None:
+def cuts_of(config: Config) -> CutStatus | None:
     """Return the last and the next cut (all tables as of one commit time), and what holds back the next cut.
 
     Returns None if the pipeline has no cuts.
@@ -240,26 +241,26 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
     return _asked(config, lambda store: cut_status(store, config.pipeline))
 
 
-def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
+def cut_lines(cuts: CutStatus | None) -> Iterator[str]:
     """Yield lines about the last and the next cut, and about the tables that hold back the next cut."""
     if cuts is None:
         return
-    by_position = "waits" in cuts
-    if cuts["last"] is not None:
-        reached = cuts["last_time"] if by_position else physical_ms(cuts["last"]) / 1000
-        yield f"last cut: {_last_cut(cuts['last'], reached, by_position=by_position)}"
-    if cuts["next"] is not None and cuts["next"] != cuts["last"]:
-        position = f"position {cuts['next']}"
-        yield f"next cut: {position if by_position else commit_time(cuts['next']) + ' UTC'}"
-    if by_position and cuts["waits"]:
-        yield f"the next cut waits for the connector: {cuts['waits']}"
-    for table, reason in cuts["held_back"].items():
+    by_position = cuts.waits is not UNSET
+    if cuts.last is not None:
+        reached = physical_ms(cuts.last) / 1000 if cuts.last_time is UNSET else cuts.last_time
+        yield f"last cut: {_last_cut(cuts.last, reached, by_position=by_position)}"
+    if cuts.next is not None and cuts.next != cuts.last:
+        position = f"position {cuts.next}"
+        yield f"next cut: {position if by_position else commit_time(cuts.next) + ' UTC'}"
+    if by_position and cuts.waits:
+        yield f"the next cut waits for the connector: {cuts.waits}"
+    for table, reason in cuts.held_back.items():
         yield f"the next cut waits for {table}: {reason}"
     # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
     reason = (
         "its topic is still empty" if by_position else "its snapshot is unfinished, or newer than the cut"
     )
-    for table in cuts.get("excluded", ()):
+    for table in cuts.excluded:
         yield f"the next cut leaves out {table}: {reason}"
 
 

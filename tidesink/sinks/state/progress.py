@@ -10,13 +10,14 @@ again with a greater epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from tidesink.errors import ProgressError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.state.documents import DocumentKind, DocumentStore
 from tidesink.sinks.state.source_reads import SourceRead, as_documents, earlier_reads, from_documents
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TableStatus:
         return self.life, self.epoch, self.batch
 
 
-class StateStore(Protocol):
+class StateStore(DocumentStore, Protocol):
     """Stores progress, statuses and documents of a worker.
 
     Every method raises StateStoreError if the store does not answer.
@@ -101,52 +102,10 @@ class StateStore(Protocol):
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
         """Returns the status of one table, or None if no status was saved."""
 
-    def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Store a JSON-able document under a kind and a name, for example the table definitions of
-        a stream.
-        """
-
-    def load_document(self, kind: str, name: str) -> Any | None:
-        """Returns the document with this kind and name, or None if there is no such document."""
-
-    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document atomically if it still equals ``old`` (None: it does not exist). Returns True if
-        replaced.
-
-        ``old`` is the document that ``load_document`` returned.
-        """
-
-
-_TRIES: Final = 20
-
-
-def change_document(
-    store: StateStore,
-    kind: str,
-    name: str,
-    change: Callable[[Any | None], Any],
-    refused: StateStoreError,
-) -> Any:
-    """Replace a document by ``change(document)``, even if other processes change it at the same time.
-
-    ``change`` gets None if the document does not exist. It may run several times. Returns the new document.
-    ``refused``: the error to raise if other processes keep changing the document.
-
-    Raises:
-        StateStoreError: The store does not answer, or other processes kept changing the document.
-    """
-    for _ in range(_TRIES):
-        old = store.load_document(kind, name)
-        new = change(old)
-        if new == old or store.swap_document(kind, name, old=old, new=new):
-            return new
-    raise refused
-
 
 # Number of stored events per table. Older events may still be in Kafka.
 MOST_EVENTS: Final = 200
 MOST_QUERY: Final = 65_536
-_KIND: Final = "ddl_events"
 
 
 class StoredDdl(NamedTuple):
@@ -170,6 +129,9 @@ class StoredDdl(NamedTuple):
     table: str = ""
 
 
+_DDL_EVENTS: Final = DocumentKind("ddl_events", tuple[StoredDdl, ...])
+
+
 def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]) -> None:
     """Add a batch's DDL events to the stored events of its table. An event that is already stored is not
     added again.
@@ -177,11 +139,8 @@ def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]
     Raises:
         StateStoreError: The store does not answer.
     """
-    change_document(
-        store,
-        _KIND,
-        _name(progress.pipeline, progress.table),
-        lambda old: _merged(old or [], events, progress.batch),
+    _DDL_EVENTS.of(store, progress.pipeline, *progress.table).change(
+        lambda old: _merged(old or (), events, progress.batch),
         StateStoreError(
             "Other processes keep changing the table's stored DDL events.", table=str(progress.table)
         ),
@@ -195,28 +154,20 @@ def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> lis
         StateStoreError: The store does not answer.
     """
     events = [
-        StoredDdl(*event)._replace(table=str(table))
+        event._replace(table=str(table))
         for table in tables
-        for event in store.load_document(_KIND, _name(pipeline, table)) or ()
+        for event in _DDL_EVENTS.of(store, pipeline, *table).load() or ()
     ]
     return sorted(events, key=lambda event: (event.table, event.topic, event.partition, event.offset))
 
 
-def _merged(stored: Sequence[Any], events: Iterable[StoredDdl], batch: int) -> list[list[Any]]:
-    merged = {_identity(event): list(event) for event in stored}
+def _merged(stored: Iterable[StoredDdl], events: Iterable[StoredDdl], batch: int) -> tuple[StoredDdl, ...]:
+    merged = {event[:4]: event for event in stored}
     for event in events:
         shown = event._replace(batch=batch, query=event.query[:MOST_QUERY], table="")
-        merged.setdefault(_identity(event), list(shown))
+        merged.setdefault(event[:4], shown)
     # A batch's events are in Kafka's order per partition.
-    return list(merged.values())[-MOST_EVENTS:]
-
-
-def _identity(event: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(event[:4])
-
-
-def _name(pipeline: str, table: TableId) -> str:
-    return f"{pipeline}/{table.schema}/{table.name}"
+    return tuple(merged.values())[-MOST_EVENTS:]
 
 
 FORMAT_VERSION: Final = 1
@@ -308,7 +259,7 @@ class TopicProgress:
     @property
     def last_records(self) -> dict[int, LastRecord]:
         """The last applied record of each partition whose leader epoch is known."""
-        # Earlier versions could store a record after the applied ones, which is ignored.
+        # If a lower bound of cuts moved `next_offset` back, `last` may be after it, and is ignored.
         return {
             number: partition.last
             for number, partition in self.partitions.items()

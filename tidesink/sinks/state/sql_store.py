@@ -32,6 +32,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError, UnusableStateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.state.documents import list_key
 from tidesink.sinks.state.progress import (
     BATCHES_PER_EPOCH,
     Progress,
@@ -445,7 +446,7 @@ def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
 
 def _table_key(table: TableId) -> str:
     """Returns a table's name as JSON, because both the schema and the name may have a dot."""
-    return json.dumps(list(table), ensure_ascii=False)
+    return list_key(*table)
 
 
 def _status_row(pipeline: str, table: TableId) -> sa.ColumnElement[bool]:

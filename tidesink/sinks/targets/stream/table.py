@@ -24,6 +24,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PythonException
@@ -40,6 +41,7 @@ from tidesink.errors import (
 from tidesink.events import ColumnType, Row, TableId, Value
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
+from tidesink.sinks.state.documents import DocumentKind, Version, list_key
 from tidesink.sinks.state.progress import (
     Hold,
     Progress,
@@ -70,12 +72,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-KIND: Final = "target-ledger"
-_VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
-_TRIES: Final = 8
 _CUT_DIGITS: Final = 16
 _APART: Final = "send this table to its own topic or URL (target.topic, target.url or routes in the config)"
+
+
+class _StoredEntry(msgspec.Struct, frozen=True):
+    """The document of a ledger entry. ``result``: upserted and deleted rows, and the version."""
+
+    version: int
+    pipeline: str
+    keys: tuple[str, ...]
+    epoch: int
+    sent_epoch: int
+    follows: int
+    columns: tuple[tuple[str, str], ...] | None
+    progress: dict[str, Any] | None
+    result: tuple[int, int, str] | None
+
+
+LEDGER: Final = DocumentKind("target-ledger", _StoredEntry, list_key, ProgressError, Version("version", 1))
 
 
 @dataclass(frozen=True)
@@ -111,20 +127,21 @@ class LedgerEntry:
         """
         return self.epoch, self.sent_epoch
 
-    def as_document(self) -> dict[str, Any]:
-        """Return the ledger entry as a mapping that can be stored as JSON."""
+    @property
+    def stored(self) -> _StoredEntry:
+        """The ledger entry as it is stored."""
         result = self.result
-        return {
-            "version": _VERSION,
-            "pipeline": self.pipeline,
-            "keys": list(self.keys),
-            "epoch": self.epoch,
-            "sent_epoch": self.sent_epoch,
-            "follows": self.follows,
-            "columns": None if self.columns is None else [list(item) for item in self.columns.items()],
-            "progress": None if self.progress is None else as_document(self.progress),
-            "result": None if result is None else [result.upserted, result.deleted, result.version],
-        }
+        return _StoredEntry(
+            version=1,
+            pipeline=self.pipeline,
+            keys=self.keys,
+            epoch=self.epoch,
+            sent_epoch=self.sent_epoch,
+            follows=self.follows,
+            columns=None if self.columns is None else tuple(self.columns.items()),
+            progress=None if self.progress is None else as_document(self.progress),
+            result=None if result is None else (result.upserted, result.deleted, result.version),
+        )
 
     def claimed(self, now: int) -> LedgerEntry:
         """Return the ledger entry after a claim: with the next epochs and without a result.
@@ -193,31 +210,17 @@ class Stamp:
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
-def _read(document: Any) -> LedgerEntry:
-    try:
-        if document["version"] != _VERSION:
-            raise ProgressError(
-                f"The ledger in the state store has format {document['version']!r}, but this tidesink reads "
-                f"format {_VERSION}. Run the tidesink version that wrote it, or a newer one."
-            )
-        columns, progress, result = (document[name] for name in ("columns", "progress", "result"))
-        return LedgerEntry(
-            pipeline=document["pipeline"],
-            keys=tuple(document["keys"]),
-            epoch=int(document["epoch"]),
-            # Ledgers of earlier versions lack these two fields. 0 is below any time of the clock.
-            sent_epoch=int(document.get("sent_epoch", 0)),
-            follows=int(document.get("follows", 0)),
-            columns=None if columns is None else dict(columns),
-            progress=None if progress is None else from_document(progress),
-            result=None if result is None else sent_result(*result),
-        )
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ProgressError(
-            f"The ledger in the state store is damaged ({type(exc).__name__}: {exc}). Restore the state "
-            "store from "
-            "a backup."
-        ) from exc
+def _entry(stored: _StoredEntry) -> LedgerEntry:
+    return LedgerEntry(
+        pipeline=stored.pipeline,
+        keys=stored.keys,
+        epoch=stored.epoch,
+        sent_epoch=stored.sent_epoch,
+        follows=stored.follows,
+        columns=None if stored.columns is None else dict(stored.columns),
+        progress=None if stored.progress is None else from_document(stored.progress),
+        result=None if stored.result is None else sent_result(*stored.result),
+    )
 
 
 def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
@@ -225,15 +228,15 @@ def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
     return ApplyResult(upserts, 0, deletes, 0, version)
 
 
-def ledger_name(place: tuple[str, ...], table: TableId) -> str:
-    """Return the name of a table's ledger document, from the destination and the table.
+def ledger_names(place: tuple[str, ...], table: TableId) -> tuple[str, ...]:
+    """Return the names that identify a table's ledger document, from the destination and the table.
 
     ``place``: the type of target and the destination. A long destination is replaced by its hash.
     """
-    shown = [
+    shown = (
         part if len(part) <= _LONGEST_PLACE else hashlib.sha256(part.encode()).hexdigest() for part in place
-    ]
-    return json.dumps([*shown, *table], ensure_ascii=False)
+    )
+    return (*shown, *table)
 
 
 def now_ms() -> int:
@@ -261,8 +264,7 @@ class StoreLedger:
         source: TableId | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:
-        self._store = store
-        self._name = ledger_name(place, table)
+        self._document = LEDGER.of(store, *ledger_names(place, table))
         self._owner = Owner(pipeline, source or table, keys, f"the table at {':'.join(place)}", _APART)
         self._clock = clock
         self._claimed: Hold | None = None
@@ -292,7 +294,7 @@ class StoreLedger:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
             SchemaRefusedError: the rows were sent under another key.
         """
-        return self._checked(self._store.load_document(KIND, self._name))
+        return self._checked(self._document.load())
 
     def held(self, epoch: int | None = None) -> LedgerEntry:
         """Return the table's ledger entry, after checking that this worker still holds the table.
@@ -329,19 +331,15 @@ class StoreLedger:
         return entry
 
     def _changed(self, change: Callable[[LedgerEntry], LedgerEntry]) -> LedgerEntry:
-        for _ in range(_TRIES):
-            old = self._store.load_document(KIND, self._name)
-            new = change(self._checked(old))
-            if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
-                return new
-        raise TransientTargetError(
+        busy = TransientTargetError(
             "Other workers kept changing the table's ledger in the state store. The worker tries again. Run "
             "only one worker per table.",
             table=str(self._owner.table),
         )
+        return _entry(self._document.change(lambda stored: change(self._checked(stored)).stored, busy))
 
-    def _checked(self, document: Any | None) -> LedgerEntry:
-        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if document is None else _read(document)
+    def _checked(self, stored: _StoredEntry | None) -> LedgerEntry:
+        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if stored is None else _entry(stored)
         self._owner.check_writer(entry.pipeline, entry.progress.table if entry.progress else None)
         self._owner.check_keys(entry.keys)
         return entry
