@@ -24,7 +24,7 @@ from tidesink.sinks.targets.stream import kafka as kafka_target
 from tidesink.sinks.targets.stream.kafka import admin_error, delivery_error
 from tidesink.sinks.targets.stream.table import (
     LEDGER,
-    LedgerEntry,
+    MessageEntry,
     MessageTable,
     Sent,
     StoreLedger,
@@ -54,7 +54,7 @@ def http(**more: Any) -> HttpSettings:
 
 
 class _Passing(MessageTable):
-    def _send(self, _batch: ReducedBatch, _progress: Progress, _entry: LedgerEntry) -> Sent:
+    def _send(self, _batch: ReducedBatch, _progress: Progress, _entry: MessageEntry) -> Sent:
         return Sent(0, 0)
 
 
@@ -241,7 +241,7 @@ def ledger(store: SqlStateStore, pipeline: str = "shop", *, at: int = 1) -> Stor
     return StoreLedger(store, ("kafka", "t"), TABLE, pipeline=pipeline, keys=("id",), clock=lambda: at)
 
 
-def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, LedgerEntry]:
+def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, MessageEntry]:
     """A ledger that claimed at a time of the clock, and what it holds then."""
     held = ledger(store, at=at)
     held.claim()

@@ -17,7 +17,7 @@ from tidesink.sinks.targets.delta.log import Commit, DeltaLog
 from tidesink.sinks.targets.iceberg.jvm import TableState
 from tidesink.sinks.targets.iceberg.ledger import IcebergLedger
 from tidesink.sinks.targets.sql.dialect import Dialect
-from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger
+from tidesink.sinks.targets.sql.ledger import SqlEntry, SqlLedger
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.typemap.target_schema import Shard
 
@@ -56,12 +56,10 @@ DELTA: Final = {
 def _delta_texts() -> dict[str, str]:
     known = ("id", "shard")
     return {
-        "claim": delta().entry_text("claim", 1, 0, progress=None),
-        "batch": delta().entry_text(
-            "batch", 3, 7, progress=PROGRESS, counts={"begun": 2, "ended": 1}, seen=5
-        ),
-        "shard's claim": delta(SHARD).entry_text("claim", 1, 0, progress=None),
-        "shard's batch": delta(SHARD).entry_text("batch", 3, 7, progress=PROGRESS, known=known, seen=0),
+        "claim": delta().claimed(None).to_json(),
+        "batch": delta().batch_text(PROGRESS, counts={"begun": 2, "ended": 1}, seen=5),
+        "shard's claim": delta(SHARD).claimed(None).to_json(),
+        "shard's batch": delta(SHARD).batch_text(PROGRESS, known=known, seen=0),
     }
 
 
@@ -127,6 +125,7 @@ class _Cursor:
 
 
 RESULT: Final = ApplyResult(1, 2, 3, 4, "é", 5)
+ENTRY: Final = SqlEntry("shop", ("id", "é"), 3, PROGRESS, RESULT, commits=9, horizon=400, identity="l:t")
 ROW: Final = (
     "shop",
     3,
@@ -143,17 +142,17 @@ ROW: Final = (
 @pytest.mark.parametrize(
     ("entry", "row", "shard"),
     [
-        (Entry("shop", keys=("id",)), ("shop", 0, 0, None, '["id"]', None, 0, None, None), None),
-        (Entry("shop", 3, PROGRESS, ("id", "é"), RESULT, 9, 400, "l:t"), ROW, None),
+        (SqlEntry("shop", ("id",)), ("shop", 0, 0, None, '["id"]', None, 0, None, None), None),
+        (ENTRY, ROW, None),
         (
-            Entry("shop", 3, PROGRESS, ("id", "é"), RESULT, 9, 400, "l:t", known=("id", "é")),
+            replace(ENTRY, known=("id", "é")),
             (*ROW, '["id", "\\u00e9"]'),
             SHARD,
         ),
-        (Entry("shop"), ("shop", 0, 0, None, "[]", None, 0, None, None, None), SHARD),
+        (SqlEntry("shop", ()), ("shop", 0, 0, None, "[]", None, 0, None, None, None), SHARD),
     ],
 )
-def test_a_row_of_a_databases_ledger(entry: Entry, row: tuple[Any, ...], shard: Shard | None) -> None:
+def test_a_row_of_a_databases_ledger(entry: SqlEntry, row: tuple[Any, ...], shard: Shard | None) -> None:
     place = Place(TABLE, "shop", "orders", lambda name: f"`{name}`", shard)
     ledger, cursor = SqlLedger(cast(Dialect, None), place, "shop", ("id",)), _Cursor()
     ledger.write(cursor, entry)

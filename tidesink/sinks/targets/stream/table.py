@@ -48,7 +48,6 @@ from tidesink.sinks.state.progress import (
     StateStore,
     as_document,
     check_held,
-    done_before,
     from_document,
 )
 from tidesink.sinks.targets.base import (
@@ -63,6 +62,7 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
+from tidesink.sinks.targets.ledger import Entry
 from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema
@@ -95,28 +95,19 @@ LEDGER: Final = DocumentKind("target-ledger", _StoredEntry, list_key, ProgressEr
 
 
 @dataclass(frozen=True)
-class LedgerEntry:
+class MessageEntry(Entry):
     """The ledger entry of one table in the state store.
 
-    ``keys``: the key columns under which rows were sent.
-    ``epoch``: the number of claims.
     ``sent_epoch``: the epoch in messages. It rises with each claim, even if the store was lost in between.
     ``follows``: the ``sent_epoch`` under which the previous batch was recorded, or that of the first claim if
         no batch was recorded. It is part of idempotency keys: it does not change when a batch is sent again,
         but it differs if the store was lost and a batch number is used a second time.
     ``columns``: all columns that were ever sent: Spark type by name. None before the first claim.
-    ``progress``: the recorded progress; None if no batch was ever sent.
-    ``result``: the last batch's result; None after a claim.
     """
 
-    pipeline: str
-    keys: tuple[str, ...]
-    epoch: int = 0
     sent_epoch: int = 0
     follows: int = 0
     columns: Mapping[str, str] | None = None
-    progress: Progress | None = None
-    result: ApplyResult | None = None
 
     @property
     def hold(self) -> Hold:
@@ -143,32 +134,14 @@ class LedgerEntry:
             result=None if result is None else (result.upserted, result.deleted, result.version),
         )
 
-    def claimed(self, now: int) -> LedgerEntry:
-        """Return the ledger entry after a claim: with the next epochs and without a result.
+    def claimed_at(self, now: int) -> MessageEntry:
+        """Return the ledger entry after a claim, with the next epochs.
 
         ``now``: the current time in milliseconds since 1970.
         """
-        epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
-        progress = self.progress and replace(self.progress, epoch=epoch)
-        # The result is dropped, because it belongs to a batch of the previous epoch.
-        return replace(
-            self,
-            epoch=epoch,
-            sent_epoch=reported,
-            follows=self.follows or reported,
-            progress=progress,
-            result=None,
-        )
-
-    def done(self, progress: Progress) -> ApplyResult | None:
-        """Return the recorded result of a batch that was already sent; None if the batch must be sent.
-
-        ``progress``: the progress that includes the batch.
-
-        Raises:
-            StaleProgressError: a later batch is recorded, or ``progress`` does not follow the recorded one.
-        """
-        return done_before(progress, self.progress, self.result)
+        sent_epoch = max(self.sent_epoch + 1, now)
+        claim = self.claimed(self.keys)
+        return replace(claim, sent_epoch=sent_epoch, follows=self.follows or sent_epoch)
 
     def cut(self, progress: Progress) -> str:
         """Return a hash of the offsets at which a batch ends, for idempotency keys.
@@ -194,7 +167,7 @@ class Stamp:
     ``epoch``: the epoch in messages. It is not part of idempotency keys, because a batch that is sent again
         after a restart has another epoch, but must have the same keys.
     ``batch``: the batch number.
-    ``cut``: the hash that ``LedgerEntry.cut`` returns. It gives a batch other keys if it ends at other
+    ``cut``: the hash that ``MessageEntry.cut`` returns. It gives a batch other keys if it ends at other
         offsets, or if its number is used a second time after the store was lost.
     """
 
@@ -205,13 +178,13 @@ class Stamp:
     cut: str
 
     @classmethod
-    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+    def of(cls, entry: MessageEntry, progress: Progress) -> Stamp:
         """Return the stamp of the batch that ends at ``progress``. ``entry``: the table's ledger entry."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
-def _entry(stored: _StoredEntry) -> LedgerEntry:
-    return LedgerEntry(
+def _entry(stored: _StoredEntry) -> MessageEntry:
+    return MessageEntry(
         pipeline=stored.pipeline,
         keys=stored.keys,
         epoch=stored.epoch,
@@ -279,7 +252,7 @@ class StoreLedger:
             SchemaRefusedError: the rows were sent under another key.
             TransientTargetError: other workers kept changing the ledger.
         """
-        entry = self._changed(lambda entry: entry.claimed(self._clock()))
+        entry = self._changed(lambda entry: entry.claimed_at(self._clock()))
         self._claimed = entry.hold
         return Claim(entry.epoch, entry.progress)
 
@@ -287,7 +260,7 @@ class StoreLedger:
         """Return the recorded progress; None if no batch was ever sent."""
         return self.entry().progress
 
-    def entry(self) -> LedgerEntry:
+    def entry(self) -> MessageEntry:
         """Return the table's ledger entry in the store, or a new entry if there is no entry in the store.
 
         Raises:
@@ -296,7 +269,7 @@ class StoreLedger:
         """
         return self._checked(self._document.load())
 
-    def held(self, epoch: int | None = None) -> LedgerEntry:
+    def held(self, epoch: int | None = None) -> MessageEntry:
         """Return the table's ledger entry, after checking that this worker still holds the table.
 
         ``epoch``: the epoch of the batch to send, which must be the claimed one; None to skip this check.
@@ -313,7 +286,7 @@ class StoreLedger:
             StaleProgressError: another worker claimed the table after this worker did.
         """
 
-        def written(entry: LedgerEntry) -> LedgerEntry:
+        def written(entry: MessageEntry) -> MessageEntry:
             return replace(self._mine(entry), progress=progress, result=result, follows=entry.sent_epoch)
 
         self._changed(written)
@@ -326,11 +299,11 @@ class StoreLedger:
         """
         self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
 
-    def _mine(self, entry: LedgerEntry, batch: int | None = None) -> LedgerEntry:
+    def _mine(self, entry: MessageEntry, batch: int | None = None) -> MessageEntry:
         check_held(entry.hold, self._claimed, table=self._owner.table, batch=batch)
         return entry
 
-    def _changed(self, change: Callable[[LedgerEntry], LedgerEntry]) -> LedgerEntry:
+    def _changed(self, change: Callable[[MessageEntry], MessageEntry]) -> MessageEntry:
         busy = TransientTargetError(
             "Other workers kept changing the table's ledger in the state store. The worker tries again. Run "
             "only one worker per table.",
@@ -338,8 +311,8 @@ class StoreLedger:
         )
         return _entry(self._document.change(lambda stored: change(self._checked(stored)).stored, busy))
 
-    def _checked(self, stored: _StoredEntry | None) -> LedgerEntry:
-        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if stored is None else _entry(stored)
+    def _checked(self, stored: _StoredEntry | None) -> MessageEntry:
+        entry = MessageEntry(self._owner.pipeline, self._owner.keys) if stored is None else _entry(stored)
         self._owner.check_writer(entry.pipeline, entry.progress.table if entry.progress else None)
         self._owner.check_keys(entry.keys)
         return entry
