@@ -309,11 +309,6 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
     failure = failure_in(entry.details)
-    # Converts the names of counters that earlier versions stored.
-    shown["counters"] = Account.from_counters(entry.counters).as_counters() if entry.counters else {}
-    if "filtered" in entry.details:
-        shown["details"] |= Filtered.from_details(entry.details).as_details()
-        del shown["details"]["filtered"]
     shown["error"] = entry.error or (failure.error if failure is not None else None)
     shown["failure"] = _failure_json(failure)
     shown["lag"] = lag_of(entry)._asdict()
