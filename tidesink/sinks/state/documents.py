@@ -82,7 +82,7 @@ class StoredForm(Generic[T]):
             self._check_version(document, self.version)
         try:
             return msgspec.convert(document, self.content, str_keys=True)
-        except (msgspec.ValidationError, ValueError, TypeError) as exc:
+        except (msgspec.ValidationError, ValueError) as exc:
             raise self.error(f"{self.subject} is damaged ({exc}). {self.advice}") from exc
 
     def read_text(self, text: str) -> T:
