@@ -310,7 +310,7 @@ class StateStoreError(TidesinkError):
 
 
 class UnusableStateStoreError(StateStoreError):
-    """The state store's file cannot be opened or written, and a retry does not help."""
+    """The state store's file cannot be opened or written, or a document in it is damaged."""
 
     remedy: ClassVar[Remedy] = "fix"
 

@@ -254,7 +254,7 @@ def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlS
     assert "requested" not in _run(path, "status")[1]
 
 
-_REWIND: Final = RewindControl(7, "shop_orders", "id", {0: 5})
+_REWIND: Final = RewindControl(7, "shop_orders", "id", ((0, 5),))
 
 
 def test_a_rewind_beside_a_requested_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:

@@ -165,16 +165,6 @@ def test_of_many_who_say_at_once_how_a_table_stands_the_greatest_rank_stays(stor
     assert said.rank == (0, 4, 9)
 
 
-def test_a_status_of_an_earlier_version_has_no_epoch(tmp_path: Path) -> None:
-    store = SqlStateStore(str(tmp_path / "state.db"))
-    store.save_status(_said(0, 0, 7))
-    with sa.create_engine(f"sqlite:///{tmp_path / 'state.db'}").begin() as connection:
-        without = "UPDATE table_status SET status = json_remove(status, '$.life', '$.epoch')"
-        connection.execute(sa.text(without))
-    assert store.save_status(_said(0, 1, 2))
-    store.close()
-
-
 def test_documents_are_kept_by_kind_and_name(store: StateStore) -> None:
     assert store.load_document("definitions", "stream") is None
     store.save_document("definitions", "stream", {"tables": [1, "ü", None]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -17,8 +16,6 @@ from tests.full import FULL
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.targets.delta.ledger import APPLICATION
-from tidesink.sinks.targets.delta.log import DeltaLog
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
 from tidesink.typemap.target_schema import TargetSchema, shape_of
 
@@ -152,20 +149,6 @@ def test_rows_written_under_another_key_are_refused(delta: Bed) -> None:
         opened(delta, by_name).claim()
     assert "Set `keys` in the config" in str(refused.value)
     assert opened(delta, shape(replace(ID, name="ID"), NAME, AMOUNT)).claim().epoch == 4
-
-
-@FULL
-def test_a_commit_that_does_not_say_its_key_is_taken(delta: Bed) -> None:
-    """Those before the key was kept."""
-    table = claimed(delta)
-    assert delta.spark is not None
-    words = json.loads(table._ledger.entry_text("batch", 1, 1, progress=progress(1, 1)))
-    assert words.pop("keys") == ["id"]
-    DeltaLog(delta.spark, table.path).commit_marker(
-        APPLICATION, progress(1, 1).txn_version, json.dumps(words)
-    )
-    by_name = shape_of(TableSchema(TABLE, (ID, NAME, AMOUNT)), keys=("name",))
-    assert opened(delta, by_name).claim().progress == progress(2, 1)
 
 
 def test_a_text_that_delta_would_change_in_a_table_of_another_hand_is_refused(delta: Bed) -> None:

@@ -119,7 +119,7 @@ def test_the_ledger_of_another_tidesink_is_not_read(iceberg: Bed) -> None:
     table = loaded(iceberg)
     newer = quote_text('{"tidesink":2}')
     sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('{LEDGER}' = {newer})")
-    with pytest.raises(ProgressError, match="ledger format 2"):
+    with pytest.raises(ProgressError, match="format version 2"):
         opened(iceberg).claim()
 
 

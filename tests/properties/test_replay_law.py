@@ -21,8 +21,7 @@ from tidesink.sinks.state.progress import SnapshotProgress, Sweep
 from tidesink.sinks.state.source_reads import (
     MOST_LIMITED,
     SourceRead,
-    as_documents,
-    from_documents,
+    StoredRead,
     rewound,
     standing_of,
     with_part,
@@ -128,7 +127,7 @@ class Lettered(World):
         begins = part.before.after is None and not part.sweeps
         read = SourceRead(found.number, {}, settles, found.keys)
         self.reads = with_part(self.reads, read, {TOPIC: dict(enumerate(self.offsets))}, begins=begins)
-        assert from_documents(as_documents(self.reads)) == self.reads
+        assert tuple(StoredRead.of(read).source_read for read in self.reads) == self.reads
 
     def replay(self, least: int, most: int) -> None:
         """Replay the letters at some offsets, as far as the law lets them."""

@@ -15,6 +15,7 @@ from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, l
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
 from tidesink.sinks.worker.continuity import check_bounded
+from tidesink.sinks.worker.cuts import CutStatus
 
 # As Debezium 3.5.0.Final wrote them.
 _MARIADB: Final = {"ts_sec": 1795758780, "file": "binlog.000001", "pos": 21958, "gtids": "0-1-45"}
@@ -183,7 +184,7 @@ def test_a_partition_is_read_to_its_end() -> None:
 
 
 def test_a_table_that_is_left_out_is_said_to_have_nothing() -> None:
-    shown: dict[str, Any] = {"last": None, "next": 10, "waits": "", "held_back": {}, "excluded": ["s.a"]}
+    shown = CutStatus(last=None, published=None, next=10, waits="", held_back={}, excluded=("s.a",))
     assert [*cut_lines(shown)] == [
         "next cut: position 10",
         "the next cut leaves out s.a: its topic is still empty",

@@ -166,8 +166,7 @@ class _Run:
     def held_back(self) -> dict[str, str]:
         found = cut_status(self.store, "shop")
         assert found is not None
-        held_back: dict[str, str] = found["held_back"]
-        return held_back
+        return dict(found.held_back)
 
 
 @pytest.fixture
@@ -273,10 +272,8 @@ def test_a_table_that_is_loaded_is_left_out_and_holds_back_nothing(run: _Run) ->
     assert run.log.without == [{"second"}]
     found = cut_status(run.store, "shop")
     assert found is not None
-    assert (found["held_back"], found["excluded"]) == (
-        {"shop.first": "waiting for watermarks"},
-        ["shop.second"],
-    )
+    assert found.held_back == {"shop.first": "waiting for watermarks"}
+    assert found.excluded == ("shop.second",)
 
 
 def test_where_all_tables_are_loaded_the_bound_follows_what_they_have_passed(run: _Run) -> None:

@@ -150,15 +150,6 @@ def test_rows_from_before_keep_the_default_a_column_was_added_with(
     assert shape_of(found).columns[-1].default == backfill
 
 
-def test_definitions_kept_before_columns_had_an_origin_are_read() -> None:
-    kept = json.loads(_definitions().to_json())
-    for table in kept["tables"]:
-        del table["dropped"]
-        for column in table["columns"]:
-            del column["origin_default"], column["redefaulted"]
-    assert TableDefinitions.from_json(json.dumps(kept)).get(T) == _definitions().get(T)
-
-
 @pytest.mark.parametrize(
     ("statement", "readded"),
     [
@@ -338,6 +329,8 @@ def test_definitions_survive_json() -> None:
     assert again.to_json() == definitions.to_json()
     with pytest.raises(ConfigError, match="version"):
         TableDefinitions.from_json('{"version": 99}')
+    with pytest.raises(ConfigError, match=r"definitions are damaged \(.*`history`"):
+        TableDefinitions.from_json('{"version": 1, "tables": []}')
 
 
 def test_the_producers_backslashes_are_themselves_and_a_persons_are_escapes() -> None:

@@ -196,7 +196,7 @@ def test_a_broker_that_gives_no_ids_for_a_time_has_the_same_topic(store: SqlStat
 
 
 def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlStateStore) -> None:
-    """A changefeed that is restarted sends it again; an earlier version's document has none."""
+    """A changefeed that is restarted sends it again."""
     topic = (CREATE, "TRUNCATE TABLE t", "DROP DATABASE s", "TRUNCATE TABLE o.t")
     first = _ddl(store, *topic)
     first.scan(NO_SESSION, _ends(4))
@@ -211,12 +211,6 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
     again = _ddl(store, *topic)
     again.recall(_ends(4))
     assert again.row_ddl(T) == known
-    kept: Any = store.load_document("topic-ddl", "p/cdc")
-    del kept["rows"]
-    store.save_document("topic-ddl", "p/cdc", kept)
-    earlier = _ddl(store, *topic)
-    earlier.recall(_ends(4))
-    assert earlier.row_ddl(T) == ()
 
 
 def test_of_one_name_the_newest_statements_are_kept() -> None:
@@ -249,18 +243,6 @@ def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() ->
         assert [(one.kind, one.concerns(T)) for one in found] == [("unknown", True)] * 3
 
 
-def test_a_document_without_warnings_is_read(store: SqlStateStore) -> None:
-    _ddl(store, CREATE).scan(NO_SESSION, _ends(1))
-    kept: Any = store.load_document("topic-ddl", "p/cdc")
-    del kept["warnings"]
-    store.save_document("topic-ddl", "p/cdc", kept)
-    again = _ddl(store, CREATE, "ALTER TABLE t RENAME COLUMN a TO c")
-    again.recall(_ends(1))
-    assert (again.tables(), again.warnings(T)) == ((T,), ())
-    assert again.scan(NO_SESSION, _ends(2))
-    assert len(again.warnings(T)) == 1
-
-
 MEMBERS = (
     "create table t (id int primary key, e enum('a','b'), d int)",
     "alter table t modify e enum('b','a')",
@@ -282,27 +264,6 @@ def test_what_columns_were_before_outlives_a_restart_and_warns_of_nothing(store:
         assert _labels(ddl) == [("a", "b"), ("b", "a")]
         assert [column.name for column in ddl.dropped_columns(T)] == ["d"]
         assert ddl.warnings(T) == ()
-
-
-@pytest.mark.parametrize(
-    ("earliest", "labels"),
-    [(0, [("a", "b"), ("b", "a")]), (1, [("b", "a"), ("b", "a")])],
-)
-def test_definitions_without_their_times_are_read_again_while_the_topic_has_them(
-    store: SqlStateStore, earliest: int, labels: list[tuple[str, ...]]
-) -> None:
-    """A state store written before times were kept."""
-    _ddl(store, *MEMBERS).scan(NO_SESSION, _ends(3))
-    kept: Any = store.load_document("topic-ddl", "p/cdc")
-    definitions = json.loads(kept["definitions"])
-    del kept["timed"], definitions["history"]
-    for column in definitions["tables"][0]["columns"]:
-        del column["earlier"]
-    kept["definitions"] = json.dumps(definitions)
-    store.save_document("topic-ddl", "p/cdc", kept)
-    again = _ddl(store, *MEMBERS)
-    again.scan(NO_SESSION, TopicOffsets("cdc", "one", {0: PartitionOffsets(earliest, 3)}))
-    assert _labels(again) == labels
 
 
 class _SlowDdl(_ScriptedDdl):
@@ -690,23 +651,6 @@ def test_ddl_that_is_read_again_after_a_rewind_is_known_once(store: SqlStateStor
         ddl.scan(NO_SESSION, log.look())
         assert (_kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)) == known
     assert log.again == [0, 0, 1, 2, 3, 4, 5]
-
-
-def test_a_document_of_before_the_last_record_was_kept_is_read(store: SqlStateStore) -> None:
-    log = _Log()
-    log.records = [CREATED, ROW, ROW]
-    log.ddl(store).scan(NO_SESSION, log.look())
-    kept: Any = store.load_document("topic-ddl", "p/cdc")
-    del kept["last"], kept["newest"]
-    store.save_document("topic-ddl", "p/cdc", kept)
-    log.records.append((ADD_X, 3))
-    ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
-    assert (log.again[-1], _kinds(ddl)) == (3, [["id", "a", "b", "x"], []])
-    # Where nobody knows how far DDL goes all of it is read again.
-    log.records = [CREATED, ROW, (ADD_C, 4), (None, 4)]
-    ddl.scan(NO_SESSION, log.look())
-    assert (log.again[-1], _kinds(ddl)) == (0, [["id", "a", "b", "c"], []])
 
 
 _SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))

@@ -31,9 +31,6 @@ def test_they_survive_the_state_store() -> None:
     found = Filtered(2, 5, 3, ALTER)
     assert Filtered.from_details(json.loads(json.dumps(found.as_details()))) == found
     assert Filtered.from_details({"topic": "t"}) == Filtered()
-    # As an earlier version stored it.
-    dropped_columns = {"filtered": found.as_details()["without_row"], "last_ddl": ALTER}
-    assert Filtered.from_details(dropped_columns) == found
 
 
 def test_the_watermark_is_what_every_partition_has_passed() -> None:

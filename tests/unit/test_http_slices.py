@@ -22,7 +22,7 @@ from tidesink.errors import EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, TableId
 from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, TlsOptions
 from tidesink.sinks.targets.stream.http_endpoint import Endpoint, Slices, table_url
-from tidesink.sinks.targets.stream.table import LedgerEntry, Sent, Stamp
+from tidesink.sinks.targets.stream.table import MessageEntry, Sent, Stamp
 
 SHAPE = shape_with(
     named("big", ColumnType("bigint unsigned")),
@@ -34,7 +34,7 @@ SHAPE = shape_with(
 
 # Retries wait, each for a second or so.
 pytestmark = pytest.mark.slow
-ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=1, follows=1)
+ENTRY = MessageEntry("shop", ("id",), epoch=1, sent_epoch=1, follows=1)
 STAMP = Stamp.of(ENTRY, progress(1, 7))
 ROW: dict[str, Any] = {
     "id": 1,

@@ -14,7 +14,7 @@ from tidesink.config import IcebergSettings
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
-from tidesink.sinks.targets.iceberg.ledger import Entry, IcebergLedger
+from tidesink.sinks.targets.iceberg.ledger import IcebergEntry, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import counts_beside, result_of
 from tidesink.sinks.targets.iceberg.table import place_of, try_target
 from tidesink.sinks.targets.lake.tables import table_names
@@ -145,4 +145,4 @@ def test_another_holder_is_named() -> None:
     lost = ledger.lost_to(second)
     assert isinstance(lost, StaleProgressError)
     assert "epoch 2, pipeline 'shop'" in str(lost)
-    assert isinstance(second, Entry)
+    assert isinstance(second, IcebergEntry)

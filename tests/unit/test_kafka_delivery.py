@@ -24,7 +24,7 @@ from tidesink.sinks.targets.stream.kafka import (
     delivery_error,
     producer_settings,
 )
-from tidesink.sinks.targets.stream.table import LedgerEntry, Stamp
+from tidesink.sinks.targets.stream.table import MessageEntry, Stamp
 
 COMMIT_TS = 451_234_567_890_123_456
 SHAPE = shape_with(Column("note", ColumnType("text")))
@@ -34,7 +34,7 @@ def _delivery(most: int) -> Delivery:
     """A delivery whose broker is not there."""
     options = CodecOptions(max_message_bytes=most)
     encoding = prepare(SHAPE, protocol="debezium-json", options=options, topic="t", registry=None)
-    stamp = Stamp.of(LedgerEntry("p", ("id",)), progress(1, 1))
+    stamp = Stamp.of(MessageEntry("p", ("id",)), progress(1, 1))
     return Delivery(encoding, {"bootstrap.servers": "127.0.0.1:9"}, 1, stamp, 0)
 
 

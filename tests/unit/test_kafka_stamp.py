@@ -7,13 +7,13 @@ from dataclasses import replace
 from tests.contracts.targets_bed import progress
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.stream.kafka import message_headers
-from tidesink.sinks.targets.stream.table import LedgerEntry, MessageRow, Stamp
+from tidesink.sinks.targets.stream.table import MessageEntry, MessageRow, Stamp
 
-ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=500, follows=300)
+ENTRY = MessageEntry("shop", ("id",), epoch=1, sent_epoch=500, follows=300)
 ROW = MessageRow("upsert", {"id": 1}, {"id": 1}, 5, (), ("shop_orders", 0, 7))
 
 
-def _key(of: Progress, entry: LedgerEntry = ENTRY) -> bytes | str | None:
+def _key(of: Progress, entry: MessageEntry = ENTRY) -> bytes | str | None:
     return dict(message_headers(Stamp.of(entry, of), ROW))["tidesink-idempotency-key"]
 
 

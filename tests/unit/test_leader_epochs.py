@@ -452,8 +452,9 @@ def test_a_rewind_has_ddl_read_again_before_its_commit(log: LeaderEpochs, tmp_pa
     task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
     store = task._context.store
     ddl = {"topic_id": "id", "timed": True, "definitions": TableDefinitions().to_json(), "next_offset": 38}
+    ddl |= {"warnings": [], "rows": [], "last": [37, 0], "newest": -1}
     store.save_document("topic-ddl", "shop/t", ddl)
-    task._rewinds.asked = RewindControl(1, "t", "id", {0: 30})
+    task._rewinds.asked = RewindControl(1, "t", "id", ((0, 30),))
     with pytest.raises(StopRequestedError):
         task._rewind(found(1))
     kept: Any = store.load_document("topic-ddl", "shop/t")

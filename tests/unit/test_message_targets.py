@@ -23,13 +23,13 @@ from tidesink.sinks.targets.stream import http_endpoint as http_target
 from tidesink.sinks.targets.stream import kafka as kafka_target
 from tidesink.sinks.targets.stream.kafka import admin_error, delivery_error
 from tidesink.sinks.targets.stream.table import (
-    KIND,
-    LedgerEntry,
+    LEDGER,
+    MessageEntry,
     MessageTable,
     Sent,
     Stamp,
     StoreLedger,
-    ledger_name,
+    ledger_names,
     sent_result,
 )
 from tidesink.typemap.target_schema import shape_of
@@ -242,7 +242,7 @@ def ledger(store: SqlStateStore, pipeline: str = "shop", *, at: int = 1) -> Stor
     return StoreLedger(store, ("kafka", "t"), TABLE, pipeline=pipeline, keys=("id",), clock=lambda: at)
 
 
-def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, LedgerEntry]:
+def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, MessageEntry]:
     """A ledger that claimed at a time of the clock, and what it holds then."""
     held = ledger(store, at=at)
     held.claim()
@@ -250,11 +250,11 @@ def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, LedgerEntry]
 
 
 def test_a_ledger_that_cannot_be_read_is_no_ledger_that_is_empty(store: SqlStateStore) -> None:
-    name = ledger_name(("kafka", "t"), TABLE)
+    name = LEDGER.key(*ledger_names(("kafka", "t"), TABLE))
     documents: list[Any] = [{"version": 99}, {"version": 1}, [], "x"]
     for document in documents:
-        store.save_document(KIND, name, document)
-        with pytest.raises(ProgressError, match="ledger in the state store"):
+        store.save_document(LEDGER.name, name, document)
+        with pytest.raises(ProgressError, match="The document 'target-ledger' with the key"):
             ledger(store).claim()
 
 
@@ -288,28 +288,18 @@ def test_a_batch_follows_the_same_one_until_it_is_written_down(store: SqlStateSt
 
 def test_a_store_from_a_backup_gives_no_worker_its_table_back(store: SqlStateStore) -> None:
     claimed(store, at=500)
-    name = ledger_name(("kafka", "t"), TABLE)
-    backup = store.load_document(KIND, name)
+    name = LEDGER.key(*ledger_names(("kafka", "t"), TABLE))
+    backup = store.load_document(LEDGER.name, name)
     lost, before = claimed(store, at=600)
-    store.save_document(KIND, name, backup)
+    store.save_document(LEDGER.name, name, backup)
     _, now = claimed(store, at=700)
     assert (now.epoch, now.sent_epoch) == (before.epoch, 700)
     with pytest.raises(StaleProgressError, match="Another worker holds this table"):
         lost.write(progress(2, 1), sent_result(1, 0, "600/1"))
 
 
-def test_a_ledger_from_before_epochs_were_sent(store: SqlStateStore) -> None:
-    claimed(store, at=500)
-    name = ledger_name(("kafka", "t"), TABLE)
-    document = store.load_document(KIND, name)
-    assert document is not None
-    known = {word: value for word, value in document.items() if word not in {"sent_epoch", "follows"}}
-    store.save_document(KIND, name, known)
-    _, entry = claimed(store, at=600)
-    assert (entry.epoch, entry.sent_epoch, entry.follows) == (2, 600, 600)
-
-
 def test_a_long_place_has_a_name_that_the_store_takes() -> None:
-    name = ledger_name(("http", "https://h/" + "x" * 5000), TableId("s" * 64, "t" * 64))
-    assert len(name) < 600
-    assert name != ledger_name(("http", "https://h/" + "x" * 5001), TableId("s" * 64, "t" * 64))
+    table = TableId("s" * 64, "t" * 64)
+    names = ledger_names(("http", "https://h/" + "x" * 5000), table)
+    assert len(LEDGER.key(*names)) < 600
+    assert names != ledger_names(("http", "https://h/" + "x" * 5001), table)

@@ -334,7 +334,7 @@ def test_the_state_store_is_opened_once_for_a_status(shop: _Shop) -> None:
 def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     assert shop.json()["asked_to_rewind"] == []
-    asked = RewindControl(7, "shop_orders", "id", {1: 20, 0: 5})
+    asked = RewindControl(7, "shop_orders", "id", ((0, 5), (1, 20)))
     change_control(shop.store, "shop", ORDERS, lambda control: control.rewound(asked))
     line = "shop.orders: rewind of shop_orders requested: partition 0 from 5, partition 1 from 20. "
     assert line in shop.asked().stdout
@@ -474,7 +474,7 @@ def test_a_lag_says_by_which_time_it_is(
     assert tuple(lag_of(status, START)) == lag
 
 
-def test_what_earlier_versions_saved_is_read(shop: _Shop) -> None:
+def test_a_status_without_details_and_a_heartbeat_without_a_failure_are_shown(shop: _Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     shop.store.save_document("heartbeat", "shop", {"time": 0.0, "working": True})
     assert failure_in({}) is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.errors import ProgressError
-from tidesink.events import SequenceBy, TableId
+from tidesink.events import TableId
 from tidesink.sinks.state.progress import (
     DdlProgress,
     PartitionProgress,
@@ -22,7 +22,7 @@ from tidesink.sinks.state.progress import (
     to_json,
     txn_version,
 )
-from tidesink.sinks.state.source_reads import SourceRead, Span, standing_of, with_part
+from tidesink.sinks.state.source_reads import SourceRead, Span
 
 offsets = st.integers(0, 2**63 - 1)
 times = st.none() | st.integers(0, 2**63 - 1)
@@ -121,52 +121,3 @@ GOOD = json.loads(to_json(Progress(TableId("s", "t"), "p", 1, 1)))
 def test_what_is_not_progress_is_refused(text: str, words: str) -> None:
     with pytest.raises(ProgressError, match=words):
         from_json(text)
-
-
-def _of_an_earlier_version(snapshot: SnapshotProgress | None, order: SequenceBy = "kafka") -> Progress:
-    """Read a progress as versions without source reads stored it; partition 1 is being read again."""
-    at = {0: PartitionProgress(200, 150), 1: PartitionProgress(50, 50, again_to=90)}
-    progress = Progress(
-        TableId("s", "t"),
-        "p",
-        1,
-        1,
-        {"a": TopicProgress("a", "id", at)},
-        sequence_by=order,
-        snapshot=snapshot,
-    )
-    document = json.loads(to_json(progress))
-    document.pop("source_reads", None)
-    return from_json(json.dumps(document))
-
-
-@pytest.mark.parametrize(
-    "snapshot",
-    [
-        SnapshotProgress(("id",), ("9",), 9, done=True),
-        SnapshotProgress(("id",), ("5",), 5),
-        SnapshotProgress(("id",), done=True, number=5, sweep=Sweep(2, 2)),
-        # One of all rows may have been before.
-        SnapshotProgress(("id",), done=True, number=5, keys="some"),
-        SnapshotProgress((), number=5, sweep=Sweep()),
-    ],
-)
-def test_letters_from_before_a_snapshot_of_an_earlier_version_are_unsure(snapshot: SnapshotProgress) -> None:
-    reads = _of_an_earlier_version(snapshot).source_reads
-    standing = [standing_of(reads, "a", *at, lambda _read: False) for at in ((0, 149), (0, 150), (1, 89))]
-    assert standing == ["unsure", "open", "unsure"]
-    # Of one that is under way, too, once this version has applied its last part.
-    part = SourceRead(snapshot.number, {}, settles=True, where=(("id", "<", "9"),))
-    later = with_part(reads, part, {"a": {0: 160, 1: 95}}, begins=False)
-    assert standing_of(later, "a", 0, 149, lambda _read: False) == "unsure"
-    # A resync of this version settles them.
-    whole = with_part(later, SourceRead(6, {}, settles=True), {"a": {0: 300, 1: 95}}, begins=True)
-    assert standing_of(whole, "a", 0, 149, lambda _read: False) == "settled"
-    assert [one.number for one in whole] == [6]
-
-
-def test_without_rows_of_a_snapshot_letters_of_an_earlier_version_are_open() -> None:
-    assert _of_an_earlier_version(None).source_reads == ()
-    assert _of_an_earlier_version(SnapshotProgress(())).source_reads == ()
-    # Rows have positions in the source's order.
-    assert _of_an_earlier_version(SnapshotProgress(("id",), done=True), "source").source_reads == ()

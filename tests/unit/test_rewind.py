@@ -208,7 +208,7 @@ def test_a_rewind_is_done_once_and_a_refused_one_is_over(tmp_path: Path) -> None
     rewinds = Rewinds(surroundings(config, store=store), config.table_config(ORDERS))
 
     def ask(number: int, offsets: dict[int, int]) -> RewindControl:
-        asked = RewindControl(number, "t", "id", offsets)
+        asked = RewindControl(number, "t", "id", tuple(sorted(offsets.items())))
         control = change_control(store, "shop", ORDERS, lambda known: known.rewound(asked))
         assert read_controls(store, "shop")[ORDERS] == control
         rewinds.asked = control.rewind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +109,7 @@ def _seen(*rows: tuple[int, int, RowPosition]) -> SchemaUse[int]:
     found = SchemaUse[int]()
     for schema_id, partition, row in rows:
         found.saw(schema_id, partition, RowSpan.of(row))
-    return SchemaUse.from_document(json.loads(json.dumps(found.document)))
+    return SchemaUse.restored(found.stored)
 
 
 @pytest.mark.parametrize(

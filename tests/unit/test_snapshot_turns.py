@@ -268,8 +268,6 @@ def test_one_that_is_asked_for_is_refused_where_the_database_has_no_positions(
     [
         (replace(HALF, order="a"), "a", False),
         (replace(HALF, order="a"), "b", True),
-        # Of an earlier version nothing is known.
-        (HALF, "b", False),
         # Keys that were asked for have an order of their own, and keys of the target come by their hashes.
         (replace(HALF, order="a", keys="k"), "b", False),
         (replace(HALF, order="a", sweep=Sweep(4, 1)), "b", False),
@@ -281,13 +279,6 @@ def test_rows_are_read_again_in_another_order(progress: SnapshotProgress, order:
     found = _snapshot("never")._before(progress, StoredTable({}, ("id",), 0, 0, order=order))
     assert (found.key, found.order) == (("id",), order)
     assert (found.after, found.rows) == ((None, 0) if again else (("5",), 5))
-
-
-def test_an_order_that_changes_in_the_first_part_after_an_upgrade_is_another_order() -> None:
-    """The part was not applied, so that the progress has no order still."""
-    snapshot = _snapshot("never")
-    tables = [StoredTable({}, ("id",), 0, 0, order=order) for order in ("a", "b", "b")]
-    assert [snapshot._before(HALF, table).after for table in tables] == [("5",), None, None]
 
 
 @pytest.mark.parametrize(

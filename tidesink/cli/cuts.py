@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from tidesink.cli import terminal
@@ -54,7 +55,7 @@ def list_cuts(
             | {"tables": len(cut.tables)}
             for cut in cuts[:limit]
         ]
-        write_json({"pipeline": settings.pipeline, "cuts": shown, "next": waits})
+        write_json({"pipeline": settings.pipeline, "cuts": shown, "next": msgspec.to_builtins(waits)})
         return
     rows = [
         (cut.commit_ts, shown_instant(cut.time), shown_moment(cut.published), len(cut.tables))

@@ -238,7 +238,8 @@ def rewind(
         wanted = origin.offsets(standing, status, brokers, starts=_starts(settings, store, standing))
         offsets = rewound_offsets(standing.applied, standing.found, wanted, config, grown=grown)
         number = max(standing.rewound + 1, int(time.time() * 1000))
-        asked = RewindControl(number, standing.topic, standing.found.topic_id, offsets)
+        pairs = tuple(sorted(offsets.items()))
+        asked = RewindControl(number, standing.topic, standing.found.topic_id, pairs)
 
         def rewound(control: TableControl) -> TableControl:
             _refuse_meanwhile(settings, store, status, control)

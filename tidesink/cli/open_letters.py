@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import StateStoreError
 from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.state.progress import change_document
+from tidesink.sinks.state.documents import DocumentKind
 
 if TYPE_CHECKING:
     from tidesink.sinks.kafka.dead_letters import RecordGroup
     from tidesink.sinks.state.progress import StateStore, TableStatus
 
-_KIND: Final = "open-letters"
+# By table: the number of open letters, and the number that the worker had written by then.
+_OPEN: Final = DocumentKind("open-letters", dict[str, tuple[int, int]])
 
 
 def note_open(
@@ -37,27 +38,26 @@ def note_open(
         for group in groups():
             counts[group.table] += group.count
         scope = {*written, *counts} if table is None else {table}
-        entries = {name: [counts[name], written.get(name, 0)] for name in scope}
+        entries = {name: (counts[name], written.get(name, 0)) for name in scope}
         busy = StateStoreError(
             "The number of open dead letters was not saved, because other commands kept changing it.",
             pipeline=pipeline,
         )
-        change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **entries}, busy)
+        _OPEN.of(store, pipeline).change(lambda old: {**(old or {}), **entries}, busy)
     except StateStoreError:
         return
 
 
-def noted(store: StateStore, pipeline: str) -> Mapping[str, Any]:
+def noted(store: StateStore, pipeline: str) -> Mapping[str, tuple[int, int]]:
     """Return the counts that ``note_open`` saved, by table.
 
     Raises:
         StateStoreError: the state store does not answer.
     """
-    document: Mapping[str, Any] = store.load_document(_KIND, pipeline) or {}
-    return document
+    return _OPEN.of(store, pipeline).load() or {}
 
 
-def open_letters(status: TableStatus, known: Mapping[str, Any]) -> int:
+def open_letters(status: TableStatus, known: Mapping[str, tuple[int, int]]) -> int:
     """Return a table's number of open dead letters: the saved count plus the letters written since.
 
     ``known``: the saved counts, from ``noted``. A letter that is written again after a rewind counts twice.
@@ -65,7 +65,7 @@ def open_letters(status: TableStatus, known: Mapping[str, Any]) -> int:
     count, before = known.get(str(status.table), (0, 0))
     written = _written(status)
     # A smaller number means that the state store was lost, so the worker's counter began again at zero.
-    return int(count) + (written - int(before) if written >= before else written)
+    return count + (written - before if written >= before else written)
 
 
 def _written(status: TableStatus) -> int:

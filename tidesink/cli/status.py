@@ -17,7 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
+import msgspec
 import typer
+from msgspec import UNSET
 
 from tidesink.cli import terminal
 from tidesink.cli.open_letters import noted, open_letters
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import Controls, RewindControl, SnapshotControl, TableControl
+    from tidesink.sinks.worker.cuts import CutStatus
 
 
 T = TypeVar("T")
@@ -162,16 +165,14 @@ def _pipeline_json(config: Config, stored: _Stored) -> dict[str, Any]:
             {
                 "table": table._asdict(),
                 "topic": rewind.topic,
-                "partitions": [
-                    {"partition": number, "offset": start} for number, start in sorted(rewind.offsets.items())
-                ],
+                "partitions": [{"partition": number, "offset": start} for number, start in rewind.offsets],
             }
             for table, rewind in asked.rewinds.items()
         ],
         "asked_to_snapshot": [
             {"table": table._asdict(), **request.as_json()} for table, request in asked.snapshots.items()
         ],
-        **({} if config.cuts is None else {"cuts": stored.cuts}),
+        **({} if config.cuts is None else {"cuts": msgspec.to_builtins(stored.cuts)}),
     }
 
 
@@ -318,8 +319,8 @@ class _Stored(NamedTuple):
     asked: _Requests = _Requests()
     statuses: tuple[TableStatus, ...] = ()
     mark: Mark = Mark()
-    letters: Mapping[str, Any] = MappingProxyType({})
-    cuts: Mapping[str, Any] | None = None
+    letters: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    cuts: CutStatus | None = None
 
     @classmethod
     def read(cls, config: Config) -> _Stored:
@@ -351,7 +352,7 @@ def _controls(config: Config) -> Controls:
 
 
 def _rewind_line(rewind: RewindControl) -> str:
-    parts = ", ".join(f"partition {number} from {start}" for number, start in sorted(rewind.offsets.items()))
+    parts = ", ".join(f"partition {number} from {start}" for number, start in rewind.offsets)
     return (
         f"rewind of {rewind.topic} requested: {parts}. A worker handles it at the table's next turn, or when "
         "the table is resumed"
@@ -383,7 +384,7 @@ def shown_moment(moment: datetime | None) -> str:
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
-def cuts_of(config: Config) -> Mapping[str, Any] | None:
+def cuts_of(config: Config) -> CutStatus | None:
     """Return the last and the next cut (all tables as of one commit time), and what holds back the next cut.
 
     Returns None if the pipeline has no cuts.
@@ -391,32 +392,32 @@ def cuts_of(config: Config) -> Mapping[str, Any] | None:
     return _asked(config, lambda store: _cuts_in(store, config.pipeline))
 
 
-def _cuts_in(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
+def _cuts_in(store: StateStore, pipeline: str) -> CutStatus | None:
     from tidesink.sinks.worker.cuts import cut_status
 
     return cut_status(store, pipeline)
 
 
-def cut_lines(cuts: Mapping[str, Any] | None) -> Iterator[str]:
+def cut_lines(cuts: CutStatus | None) -> Iterator[str]:
     """Yield lines about the last and the next cut, and about the tables that hold back the next cut."""
     if cuts is None:
         return
-    by_position = "waits" in cuts
-    if cuts["last"] is not None:
-        reached = cuts["last_time"] if by_position else physical_ms(cuts["last"]) / 1000
-        yield f"last cut: {_last_cut(cuts['last'], reached, by_position=by_position)}"
-    if cuts["next"] is not None and cuts["next"] != cuts["last"]:
-        position = f"position {cuts['next']}"
-        yield f"next cut: {position if by_position else commit_time(cuts['next']) + ' UTC'}"
-    if by_position and cuts["waits"]:
-        yield f"the next cut waits for the connector: {cuts['waits']}"
-    for table, reason in cuts["held_back"].items():
+    by_position = cuts.waits is not UNSET
+    if cuts.last is not None:
+        reached = physical_ms(cuts.last) / 1000 if cuts.last_time is UNSET else cuts.last_time
+        yield f"last cut: {_last_cut(cuts.last, reached, by_position=by_position)}"
+    if cuts.next is not None and cuts.next != cuts.last:
+        position = f"position {cuts.next}"
+        yield f"next cut: {position if by_position else commit_time(cuts.next) + ' UTC'}"
+    if by_position and cuts.waits:
+        yield f"the next cut waits for the connector: {cuts.waits}"
+    for table, reason in cuts.held_back.items():
         yield f"the next cut waits for {table}: {reason}"
     # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
     reason = (
         "its topic is still empty" if by_position else "its snapshot is unfinished, or newer than the cut"
     )
-    for table in cuts.get("excluded", ()):
+    for table in cuts.excluded:
         yield f"the next cut leaves out {table}: {reason}"
 
 
@@ -460,11 +461,6 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
     failure = failure_in(entry.details)
-    # Converts the names of counters that earlier versions stored.
-    shown["counters"] = Account.from_counters(entry.counters).as_counters() if entry.counters else {}
-    if "filtered" in entry.details:
-        shown["details"] |= Filtered.from_details(entry.details).as_details()
-        del shown["details"]["filtered"]
     shown["error"] = entry.error or (failure.error if failure is not None else None)
     shown["failure"] = _failure_json(failure)
     shown["lag"] = lag_of(entry)._asdict()

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.ddl.history import Key, TypeHistory, read_type, table_key
+import msgspec
+
+from tidesink.ddl.history import Key, StoredHistory, TypeHistory, table_key
 from tidesink.ddl.statements import (
     AlterTable,
     Index,
@@ -42,7 +44,6 @@ from tidesink.events import (
     UNKNOWN_DEFAULT,
     Column,
     ColumnType,
-    EarlierType,
     TableId,
     TableSchema,
     fold_name,
@@ -239,28 +240,34 @@ class TableDefinitions:
 
     def to_json(self) -> str:
         """Returns all table definitions and their history as JSON text, which ``from_json`` reads."""
-        tables = [asdict(definition) for definition in self._tables.values()]
-        return json.dumps({"version": _VERSION, "tables": tables, "history": self._history.as_json()})
+        stored = _StoredDefinitions(_VERSION, list(self._tables.values()), self._history.stored)
+        return json.dumps(msgspec.to_builtins(stored))
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinitions:
         """Returns the table definitions in a JSON text that ``to_json`` returned.
 
         Raises:
-            ConfigError: The JSON text has a version that this version of tidesink cannot read.
+            ConfigError: The JSON text is damaged, or has a version that this version of tidesink cannot read.
         """
-        stored = json.loads(text)
-        if stored.get("version") != _VERSION:
+        document = json.loads(text)
+        version = document.get("version")
+        if version != _VERSION:
             raise ConfigError(
-                f"The stored table definitions have the version {stored.get('version')!r}, but this tidesink "
+                f"The stored table definitions have the version {version!r}, but this tidesink "
                 f"reads version {_VERSION}. Use the version of tidesink that stored them, or a later one."
             )
+        try:
+            stored = msgspec.convert(document, _StoredDefinitions)
+        except msgspec.ValidationError as exc:
+            raise ConfigError(
+                f"The stored table definitions are damaged ({exc}). Restore the state store from a backup."
+            ) from exc
         definitions = cls()
-        for table in stored["tables"]:
-            definitions._keep(_restored(table))
-        if "history" in stored:
-            definitions._history.read(stored["history"])
-            definitions.timed = definitions._history.has_changes
+        for definition in stored.tables:
+            definitions._keep(definition)
+        definitions._history.restore(stored.history)
+        definitions.timed = definitions._history.has_changes
         return definitions
 
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
@@ -429,23 +436,12 @@ def _definition_of(schema: TableSchema) -> TableDefinition:
     )
 
 
-def _restored(stored: Mapping[str, Any]) -> TableDefinition:
-    return TableDefinition(
-        table=TableId(*stored["table"]),
-        columns=tuple(map(_restored_column, stored["columns"])),
-        primary_key=tuple(stored["primary_key"]),
-        uniques=tuple(Index(unique["name"], tuple(unique["columns"])) for unique in stored["uniques"]),
-        next_column_id=stored["next_column_id"],
-        charset=stored["charset"],
-        declared=stored["declared"],
-        dropped=tuple(stored.get("dropped", ())),
-        renamed=tuple((old, new) for old, new in stored.get("renamed", ())),
-    )
+class _StoredDefinitions(msgspec.Struct):
+    """The table definitions as they are stored."""
 
-
-def _restored_column(stored: Mapping[str, Any]) -> Column:
-    earlier = tuple(EarlierType(read_type(was), until) for was, until in stored.get("earlier", ()))
-    return Column(**{**stored, "type": read_type(stored["type"]), "earlier": earlier})
+    version: int
+    tables: list[TableDefinition]
+    history: StoredHistory
 
 
 _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId]]] = {

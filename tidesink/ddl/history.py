@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from tidesink.ddl.statements import TableDefinition
 from tidesink.events import LOGICAL_BITS, Column, ColumnType, EarlierType, TableId, fold_name, physical_ms
@@ -195,6 +197,24 @@ class Removal(NamedTuple):
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
+class StoredHistory(msgspec.Struct):
+    """A ``TypeHistory`` as it is stored. Each item of a list, except ``heard``, begins with a table's key.
+
+    Attributes:
+        tables: The types of each column, also of dropped columns.
+        latest: Commit TSO of the latest statement on the table.
+        heard: Digests of the newest statements that were applied.
+        parted: For each dropped or renamed column name, the members of its ``Removal``.
+        names: Column renames, as pairs of the old and the new name.
+    """
+
+    tables: list[tuple[str, str, list[tuple[str, _Versions]]]]
+    latest: list[tuple[str, str, int]]
+    heard: list[str]
+    parted: list[tuple[str, str, list[tuple[str, int, int | None]]]]
+    names: list[tuple[str, str, list[tuple[str, str]]]]
+
+
 class TypeHistory:
     """Records the types that columns had over time, including those of dropped columns and tables.
 
@@ -293,39 +313,31 @@ class TypeHistory:
         """True if some column of some table had another type earlier."""
         return any(len(v) > 1 for columns in self._columns.values() for _, v in columns.values())
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the history as JSON data, from which ``read`` restores it."""
-        tables = [
-            [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
-            for key, of in self._columns.items()
-        ]
-        latest = [[*key, since] for key, since in self._latest.items()]
-        parted = [
-            [*key, [[name, *parting] for name, parting in of.items()]] for key, of in self._parted.items()
-        ]
-        names = [[*key, list(pairs)] for key, pairs in self._renames.items()]
-        heard = list(self._heard)
-        return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
+    @property
+    def stored(self) -> StoredHistory:
+        """The history as it is stored, from which ``restore`` reads it."""
+        return StoredHistory(
+            tables=[(*key, list(of.values())) for key, of in self._columns.items()],
+            latest=[(*key, since) for key, since in self._latest.items()],
+            heard=list(self._heard),
+            parted=[
+                (*key, [(name, *removal) for name, removal in of.items()]) for key, of in self._parted.items()
+            ],
+            names=[(*key, list(pairs)) for key, pairs in self._renames.items()],
+        )
 
-    def read(self, stored: Mapping[str, Any]) -> None:
-        """Replaces this history by the one in the JSON data that ``as_json`` returned.
-
-        The JSON data may lack renames, drops and applied statements, because earlier versions of tidesink did
-        not store them.
-        """
-        self._heard = dict.fromkeys(stored.get("heard", ()))
-        self._latest = {(schema, table): since for schema, table, since in stored["latest"]}
+    def restore(self, stored: StoredHistory) -> None:
+        """Replace this history by a stored one."""
+        self._heard = dict.fromkeys(stored.heard)
+        self._latest = {(schema, table): since for schema, table, since in stored.latest}
         self._parted = {
             (schema, table): {name: Removal(times, since) for name, times, since in names}
-            for schema, table, names in stored.get("parted", ())
+            for schema, table, names in stored.parted
         }
-        self._renames = {
-            (schema, table): dict.fromkeys((old, new) for old, new in pairs)
-            for schema, table, pairs, *_ in stored.get("names", ())
-        }
+        self._renames = {(schema, table): dict.fromkeys(pairs) for schema, table, pairs in stored.names}
         self._columns = {
-            (schema, table): {fold_name(name): (name, _versions(versions)) for name, versions in columns}
-            for schema, table, columns in stored["tables"]
+            (schema, table): {fold_name(name): (name, versions) for name, versions in columns}
+            for schema, table, columns in stored.tables
         }
 
 
@@ -346,13 +358,3 @@ def _extended(versions: _Versions, since: int | None, column_type: ColumnType) -
 
 def _earlier(versions: _Versions) -> tuple[EarlierType, ...]:
     return tuple(EarlierType(was.type, until=later.since) for was, later in pairwise(versions))
-
-
-def _versions(stored: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
-    return tuple(TypeVersion(since, read_type(column_type)) for since, column_type in stored)
-
-
-def read_type(stored: Mapping[str, Any]) -> ColumnType:
-    """Restores a column type from the JSON data to which ``dataclasses.asdict`` converted it."""
-    members = stored["members"]
-    return ColumnType(**{**stored, "members": members if members is None else tuple(members)})

@@ -218,10 +218,6 @@ def least(moments: Iterable[int | None]) -> int | None:
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-# Previous names of counters, which stored statuses may still have.
-_FORMER: Final = {"without_row": "filtered", "filtered_out": "unmatched", "row_by_row": "row_codec"}
-
-
 @dataclass(frozen=True)
 class Account:
     """The counts of one batch in events, or the sums of several batches.
@@ -265,12 +261,8 @@ class Account:
 
     @classmethod
     def from_counters(cls, counters: Mapping[str, int]) -> Account:
-        """Returns the account of a mapping from counter names to counts.
-
-        Previous names of counters are accepted. Missing counts are 0.
-        """
-        names = cls.__dataclass_fields__
-        return cls(**{name: counters.get(name, counters.get(_FORMER.get(name, name), 0)) for name in names})
+        """Returns the account of a mapping from counter names to counts. Missing counts are 0."""
+        return cls(**{name: counters.get(name, 0) for name in cls.__dataclass_fields__})
 
     def check(self, *, table: str) -> None:
         """Check that ``read`` equals the sum of the other counts.
@@ -372,11 +364,8 @@ class Filtered:
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """Returns the counts in a JSON document that ``as_details`` of this or an earlier version created.
-
-        Missing counts are 0.
-        """
-        counts = details.get(WITHOUT_ROW) or details.get("filtered") or {}
+        """Returns the counts in a JSON document that ``as_details`` created. Missing counts are 0."""
+        counts = details.get(WITHOUT_ROW) or {}
         return cls(**counts, last_ddl=details.get("last_ddl"))
 
 

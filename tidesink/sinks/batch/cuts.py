@@ -21,7 +21,6 @@ raised at any time, because no row above it was applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -191,7 +190,7 @@ def _under(part: PartitionProgress, earlier_bound: int | None, bound: int | None
     if earlier_bound is None and bound is not None:
         # Without a bound, the worker also read records after the watermark. These may be the beginning of a
         # re-send, so the watermark no longer proves that no re-send is open.
-        return replace(part, watermark=None)
+        return part._replace(watermark=None)
     if bound == earlier_bound or part.low_water_offset >= part.next_offset:
         return part
     mark = (
@@ -199,7 +198,7 @@ def _under(part: PartitionProgress, earlier_bound: int | None, bound: int | None
         if part.watermark is None or earlier_bound is None
         else min(part.watermark, earlier_bound)
     )
-    return replace(part, next_offset=part.low_water_offset, watermark=mark)
+    return part._replace(next_offset=part.low_water_offset, watermark=mark)
 
 
 def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard, get_args
 
+import msgspec
 import structlog
 
 from tidesink.errors import StateStoreError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, RowWarning
-from tidesink.sinks.state.failures import Failure, Failures, failure_in
+from tidesink.sinks.state.documents import DocumentKind
+from tidesink.sinks.state.failures import Failure, Failures
 from tidesink.sinks.state.progress import StateStore, TableState, TableStatus
 
 _log = structlog.get_logger("tidesink.worker")
@@ -328,11 +330,25 @@ class RunReport:
         return UNWELL if unwell else DONE
 
 
-_KIND: Final = "heartbeat"
 # The worker beats several times a second. The state store is written at most this often.
 EVERY_SECONDS: Final = 5.0
 # When a failure begins or ends, the state store may be written sooner.
 EVERY_FAILURE_SECONDS: Final = 1.0
+
+
+class _Beat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stored heartbeat.
+
+    ``time``: seconds since 1970. ``working``: False if the worker ended on its own. ``failure``: the failure
+    of a step that all tables share, or None.
+    """
+
+    time: float
+    working: bool
+    failure: Failure | None = None
+
+
+_HEARTBEAT: Final = DocumentKind("heartbeat", _Beat)
 
 
 class Heartbeat:
@@ -353,8 +369,7 @@ class Heartbeat:
         *,
         every: float = EVERY_SECONDS,
     ) -> None:
-        self._store = store
-        self._pipeline = pipeline
+        self._document = _HEARTBEAT.of(store, pipeline)
         self._clock = clock
         self._every = every
         self._failures = failures if failures is not None else Failures()
@@ -370,7 +385,7 @@ class Heartbeat:
         if self._has_ended or 0 <= now - self._last < every:
             return
         self._last, self._left = now, failure
-        self._save({"time": now, "working": True})
+        self._save(now, working=True)
 
     def hear(self, _event: WorkerEvent) -> None:
         """Store a heartbeat, because every event is a sign of life."""
@@ -382,14 +397,11 @@ class Heartbeat:
         Without this record, ``tidesink status`` would show the worker as alive for another minute.
         """
         self._has_ended = True
-        self._save({"time": self._clock(), "working": False})
+        self._save(self._clock(), working=False)
 
-    def _save(self, document: dict[str, Any]) -> None:
-        failure = self._failures.of(None)
-        if failure is not None:
-            document |= failure.as_details()
+    def _save(self, now: float, *, working: bool) -> None:
         try:
-            self._store.save_document(_KIND, self._pipeline, document)
+            self._document.save(_Beat(now, working, self._failures.of(None)))
         except StateStoreError as exc:
             _log.warning("no sign of life could be left", error=type(exc).__name__)
 
@@ -435,11 +447,10 @@ def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> 
     Raises:
         StateStoreError: The state store does not answer.
     """
-    document = store.load_document(_KIND, pipeline)
-    if document is None:
+    beat = _HEARTBEAT.of(store, pipeline).load()
+    if beat is None:
         return Mark()
-    failure = failure_in(document)
-    if not document["working"]:
-        return Mark(None, failure)
+    if not beat.working:
+        return Mark(None, beat.failure)
     # If the clock was set back after the heartbeat, the age would be negative.
-    return Mark(max(0.0, (time.time() if now is None else now) - float(document["time"])), failure)
+    return Mark(max(0.0, (time.time() if now is None else now) - beat.time), beat.failure)

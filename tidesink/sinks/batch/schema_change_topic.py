@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -32,15 +33,15 @@ from tidesink.ddl.row_changes import (
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
+from tidesink.sinks.batch.topic_ddl import newest_row_ddl
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
 from tidesink.sinks.spark.errors import fault_of
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import LastRecord, StateStore
 
 PARTITION: Final = 0
-_KIND: Final = "schema-changes"
 _PAGE_RECORDS: Final = 1000
 # Values of ``source.snapshot`` in records that report a change. Records with another value are part of a
 # snapshot.
@@ -86,6 +87,28 @@ class SourceStatement(NamedTuple):
     sent: int
 
 
+@dataclass(frozen=True)
+class _StoredStatements:
+    """The statements that were read from a schema change topic, in the state store.
+
+    Attributes:
+        topic_id: Kafka's id of the topic.
+        next_offset: The offset up to which the topic was read.
+        lacks: True if records were deleted or lost before they were read.
+        last: The last record that was read, if it has a leader epoch.
+        statements: The newest statements, in the topic's order.
+    """
+
+    topic_id: str
+    next_offset: int
+    lacks: bool
+    last: LastRecord | None
+    statements: tuple[SourceStatement, ...]
+
+
+_STATEMENTS: Final = DocumentKind("schema-changes", _StoredStatements)
+
+
 class SchemaChangeTopic:
     """The statements that were read from the schema change topic.
 
@@ -105,8 +128,8 @@ class SchemaChangeTopic:
         self._logs, self._last = CheckedLogs(log), dict[int, LastRecord]()
         self.topic_id = ""
         self.problem = ""
-        self._name = f"{pipeline}/{topic}"
-        self._source, self._store = source, store
+        self._document = _STATEMENTS.of(store, pipeline, topic)
+        self._source = source
         self._lock = threading.Lock()
         self._next = 0
         # True if records were deleted or lost before they were read.
@@ -217,26 +240,13 @@ class SchemaChangeTopic:
         self._lacks, self._next, self._last = True, offset, {}
 
     def _restore(self, topic_id: str) -> None:
-        document: Any = self._store.load_document(_KIND, self._name)
-        source_statements, next_offset = tuple[SourceStatement, ...](), 0
-        last = dict[int, LastRecord]()
-        if document is not None and not is_other_topic(document["topic_id"], topic_id):
-            source_statements = tuple(
-                SourceStatement(row_ddl_of(*ddl), sent) for ddl, sent in document["statements"]
-            )
-            next_offset = int(document["next_offset"])
-            # Earlier versions could store a last record at or after the next offset.
-            kept_last = LastRecord(*document["last"]) if document.get("last") else None
-            if kept_last is not None and kept_last.offset < next_offset:
-                last = {PARTITION: kept_last}
-        self._lacks = bool(document is not None and document.get("lacks") and next_offset)
+        stored = self._document.load()
+        if stored is None or is_other_topic(stored.topic_id, topic_id):
+            stored = _StoredStatements(topic_id, 0, lacks=False, last=None, statements=())
+        self._lacks = stored.lacks
         with self._lock:
-            self.topic_id, self._known, self._next, self._last = (
-                topic_id,
-                source_statements,
-                next_offset,
-                last,
-            )
+            self.topic_id, self._known, self._next = topic_id, stored.statements, stored.next_offset
+            self._last = {} if stored.last is None else {PARTITION: stored.last}
 
     def _keep(self, source_statements: Iterable[SourceStatement], end: int) -> None:
         """Stores the newest statements and the next offset.
@@ -251,14 +261,8 @@ class SchemaChangeTopic:
             last[name] = statement
         times = {statement.ddl: statement.sent for statement in last.values()}
         newest = tuple(SourceStatement(ddl, times[ddl]) for ddl in newest_row_ddl(times))
-        document = {
-            "topic_id": self.topic_id,
-            "next_offset": end,
-            "lacks": self._lacks,
-            "last": self._last.get(PARTITION),
-            "statements": [[list(statement.ddl), statement.sent] for statement in newest],
-        }
-        self._store.save_document(_KIND, self._name, document)
+        record = self._last.get(PARTITION)
+        self._document.save(_StoredStatements(self.topic_id, end, self._lacks, record, newest))
         with self._lock:
             self._known, self._next = newest, end
 

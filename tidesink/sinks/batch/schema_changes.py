@@ -15,7 +15,8 @@ from tidesink.ddl.row_changes import RowChangeKind, shown_time
 from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, StateStoreError
 from tidesink.events import NameFold, TableId, fold_name, folding, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
-from tidesink.sinks.state.progress import Progress, StateStore, change_document
+from tidesink.sinks.state.documents import DocumentKind, list_key
+from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.sinks.targets.modes import names_of
 from tidesink.typemap.projection import Projection
@@ -565,12 +566,22 @@ def _decided(
     return _DecidedRename(decision.policy, decision)
 
 
-_KIND: Final = "known-columns"
 _NOT_NEW: Final = (
     "Column {} is not new at the source, but is added to the target only now. It is NULL in the target's "
     "existing rows until they change at the source. If you need the values of these rows, load the table "
     "again."
 )
+
+
+@dataclass(frozen=True)
+class _StoredColumns:
+    """The source's columns as of an applied batch, sorted by name. ``batch``: the number of the batch."""
+
+    batch: int
+    columns: tuple[str, ...]
+
+
+_COLUMNS: Final = DocumentKind("known-columns", _StoredColumns, list_key)
 
 
 class KnownColumns:
@@ -581,14 +592,13 @@ class KnownColumns:
     """
 
     def __init__(self, store: StateStore, progress: Progress, projection: Projection) -> None:
-        self._store = store
-        self._name = _name(progress.pipeline, progress.table)
+        self._document = _COLUMNS.of(store, progress.pipeline, *progress.table)
         # The source's names, by the target's exact names and by their folded names.
         self._rename = {new: old for old, new in projection.rename.items()}
         self._folded = {fold_name(new): old for old, new in projection.rename.items()}
-        self._kept = store.load_document(_KIND, self._name)
+        self._kept = self._document.load()
         self._known = _columns_of(self._kept, progress)
-        self._unkept: Mapping[str, Any] | None = None
+        self._unkept: _StoredColumns | None = None
 
     def schema_decision(
         self, decision: SchemaDecision, added: Collection[str], fold: NameFold = fold_name
@@ -628,7 +638,7 @@ class KnownColumns:
         there = {self._source(column.name, fold) for column in shape.columns}
         now = frozenset({*there, *shape.omitted} - dropped)
         if now != self._known:
-            self._unkept = {"batch": progress.batch, "columns": sorted(now)}
+            self._unkept = _StoredColumns(progress.batch, tuple(sorted(now)))
             self._known = now
 
     def keep(self) -> None:
@@ -638,7 +648,7 @@ class KnownColumns:
         the table.
         """
         if self._unkept is not None:
-            self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
+            self._document.swap(self._kept, self._unkept)
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str, fold: NameFold) -> str:
@@ -648,21 +658,20 @@ class KnownColumns:
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
-def _columns_of(document: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
+def _columns_of(stored: _StoredColumns | None, progress: Progress) -> frozenset[str]:
     """Returns the stored source columns; empty if their batch number is higher than that of the target's
     progress.
 
     With a higher number, the stored columns belong to other rows: the table was loaded again, or the target
     is an old backup.
     """
-    if document is None or document["batch"] > progress.batch:
+    if stored is None or stored.batch > progress.batch:
         return frozenset()
-    return frozenset(document["columns"])
+    return frozenset(stored.columns)
 
 
 # The maximum number of stored decisions per table.
 MOST_CHOICES: Final = 50
-_CHOICES_KIND: Final = "policy-choices"
 _MOST_SQL: Final = 1_000
 
 
@@ -677,6 +686,9 @@ class Choice(NamedTuple):
     at: float
     batch: int
     change: Mapping[str, Any]
+
+
+_CHOICES: Final = DocumentKind("policy-choices", tuple[Choice, ...], list_key)
 
 
 class PolicyChoices:
@@ -703,20 +715,20 @@ class PolicyChoices:
         if not new:
             return
 
-        def more(old: Any | None) -> list[Any]:
+        def more(old: tuple[Choice, ...] | None) -> tuple[Choice, ...]:
             choices = list(old or ())
             for digest, (change, policy) in new.items():
-                previous = [choice for choice in choices if choice[3]["digest"] == digest]
-                if not previous or (_recurs(change, policy) and previous[-1][2] != progress.batch):
-                    choices.append([policy, time.time(), progress.batch, _shown(change)])
-            return choices[-MOST_CHOICES:]
+                previous = [choice for choice in choices if choice.change["digest"] == digest]
+                if not previous or (_recurs(change, policy) and previous[-1].batch != progress.batch):
+                    choices.append(Choice(policy, time.time(), progress.batch, _shown(change)))
+            return tuple(choices[-MOST_CHOICES:])
 
         busy = StateStoreError(
             "The decisions of the table's policies could not be stored, because other processes keep "
             "changing the stored decisions. Check that only one worker runs the pipeline.",
             table=str(table),
         )
-        change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
+        _CHOICES.of(self._store, progress.pipeline, *table).change(more, busy)
         self._known.update((table, digest) for digest, choice in new.items() if not _recurs(*choice))
 
 
@@ -726,8 +738,7 @@ def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choi
     Raises:
         StateStoreError: The state store does not answer.
     """
-    choices = store.load_document(_CHOICES_KIND, _name(pipeline, table)) or ()
-    return tuple(Choice(*choice) for choice in choices)
+    return _CHOICES.of(store, pipeline, *table).load() or ()
 
 
 def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:
@@ -738,7 +749,3 @@ def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:
 def _shown(change: SchemaChange) -> dict[str, Any]:
     shown = change.as_json()
     return {**shown, "statement": shown["statement"][:_MOST_SQL]} if "statement" in shown else shown
-
-
-def _name(pipeline: str, table: TableId) -> str:
-    return json.dumps([pipeline, *table], ensure_ascii=False)

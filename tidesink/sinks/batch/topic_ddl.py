@@ -17,8 +17,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 import structlog
@@ -44,6 +45,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import LastRecord, StateStore
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 
 
 DDL_PARTITION: Final = 0
-_KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
 # The number of newest warnings that are stored. A topic whose tables are created and dropped every day always
 # has new warnings.
@@ -181,7 +182,7 @@ class _Known(NamedTuple):
 
     ``definitions``: the tables. ``warnings``: warnings for the user. ``rows``: statements that change
     existing rows. ``last``: the last record that was read, if it has a leader epoch. ``newest``: the offset
-    of the last DDL event, -1 without DDL events, or None if an earlier version stored the state without it.
+    of the last DDL event, -1 without DDL events, or None if it is not known after the log was cut.
     """
 
     definitions: TableDefinitions
@@ -189,6 +190,28 @@ class _Known(NamedTuple):
     rows: tuple[RowDdl, ...] = ()
     last: LastRecord | None = None
     newest: int | None = -1
+
+
+@dataclass(frozen=True)
+class _StoredTopicDdl:
+    """What was learned from a topic's DDL, in the state store.
+
+    ``topic_id``: Kafka's id of the topic. ``next_offset``: the offset up to which DDL was read. ``timed``:
+    always True, because definitions have the times from which they are in effect. ``definitions``: the tables
+    as JSON text (``TableDefinitions.to_json``). The other members are those of ``_Known``.
+    """
+
+    topic_id: str
+    next_offset: int
+    timed: bool
+    definitions: str
+    warnings: tuple[DdlWarning, ...]
+    rows: tuple[RowDdl, ...]
+    last: LastRecord | None
+    newest: int | None
+
+
+_TOPIC_DDL: Final = DocumentKind("topic-ddl", _StoredTopicDdl)
 
 
 class _Unread(NamedTuple):
@@ -242,9 +265,8 @@ class TopicDdl:
         up the topic's current offsets, or None. ``pages``: the limits of reading DDL.
         """
         self._topic = topic
-        self._name = f"{pipeline}/{topic}"
+        self._document = _TOPIC_DDL.of(store, pipeline, topic)
         self._source = source
-        self._store = store
         self._logs, self._ends_now = CheckedLogs(log), ends_now
         self._pages = pages
         # True if the records of the last read were discarded. The topic must be looked up again before the
@@ -518,45 +540,27 @@ class TopicDdl:
         if self._topic_id is not None and not is_other_topic(self._topic_id, topic_offsets.topic_id):
             self._topic_id = topic_offsets.topic_id or self._topic_id
             return
-        document: Any = self._store.load_document(_KIND, self._name)
+        stored = self._document.load()
         self._topic_id, self._next, self._known = topic_offsets.topic_id, 0, _Known(TableDefinitions())
-        if document is None or is_other_topic(document["topic_id"], topic_offsets.topic_id):
+        if stored is None or is_other_topic(stored.topic_id, topic_offsets.topic_id):
             return
-        self._topic_id = topic_offsets.topic_id or document["topic_id"]
-        if document.get("timed") or self._is_cut(topic_offsets):
-            self._next = int(document["next_offset"])
-            self._known = _Known(
-                TableDefinitions.from_json(document["definitions"]),
-                tuple(_warning(*warning) for warning in document.get("warnings", ())),
-                # Earlier versions did not store statements that change rows. These statements stay ignored.
-                tuple(row_ddl_of(*ddl) for ddl in document.get("rows", ())),
-                LastRecord(*document["last"]) if document.get("last") else None,
-                document.get("newest"),
-            )
-
-    @staticmethod
-    def _is_cut(topic_offsets: TopicOffsets) -> bool:
-        """Returns True if retention has deleted DDL events of the topic.
-
-        The table definitions can then no longer be built from the topic. So the stored ones are used, even if
-        an earlier version stored them without the times from which they are in effect.
-        """
-        partition_offsets = topic_offsets.partitions.get(DDL_PARTITION)
-        return partition_offsets is not None and partition_offsets.earliest > 0
+        self._topic_id, self._next = topic_offsets.topic_id or stored.topic_id, stored.next_offset
+        definitions = TableDefinitions.from_json(stored.definitions)
+        self._known = _Known(definitions, stored.warnings, stored.rows, stored.last, stored.newest)
 
     def _save(self, topic_id: str, state: _Known, next_offset: int) -> None:
-        document = {
-            "topic_id": topic_id,
-            "next_offset": next_offset,
-            # Earlier versions did not store the time from which a definition is in effect.
-            "timed": True,
-            "definitions": state.definitions.to_json(),
-            "warnings": [list(warning) for warning in state.warnings],
-            "rows": [list(ddl) for ddl in state.rows],
-            "last": state.last,
-            "newest": state.newest,
-        }
-        self._store.save_document(_KIND, self._name, document)
+        self._document.save(
+            _StoredTopicDdl(
+                topic_id=topic_id,
+                next_offset=next_offset,
+                timed=True,
+                definitions=state.definitions.to_json(),
+                warnings=state.warnings,
+                rows=state.rows,
+                last=state.last,
+                newest=state.newest,
+            )
+        )
 
     def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
         """Reads the first page of a range of partition 0: its DDL statements, and the offset up to which it
@@ -621,15 +625,6 @@ def _lost(state: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
     for ddl in state.rows:
         if (ddl.table, ddl.kind, ddl.at) not in there:
             yield DdlWarning(f"{text} Statement: {ddl.statement[:_SHOWN_SQL]}", ddl.table)
-
-
-def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
-    return DdlWarning(text, None if table is None else TableId(*table), unreported)
-
-
-def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """Creates a statement that changes rows from its members in the state store."""
-    return RowDdl(TableId(*table), kind, *parts)
 
 
 def with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
@@ -811,7 +806,7 @@ def _odd_time(commit_ts: object, es: object) -> str:
 
 # A key in the details of a table's status: True if the table's topic does not exist yet.
 TOPIC_ABSENT: Final = "topic-absent"
-_TABLES_KIND: Final = "topic-tables"
+_TOPIC_TABLES: Final = DocumentKind("topic-tables", tuple[TableId, ...])
 # The number of records that are read first to find the tables of a new topic.
 _FIRST_RECORDS: Final = 20_000
 
@@ -821,9 +816,8 @@ class TopicTables:
 
     def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
         self._topic = topic
-        self._name = f"{pipeline}/{topic}"
+        self._document = _TOPIC_TABLES.of(store, pipeline, topic)
         self._source = source
-        self._store = store
         self._lock = threading.Lock()
         self._tables: dict[TableId, None] = {}
         self._loaded = False
@@ -842,8 +836,7 @@ class TopicTables:
         """
         with self._lock:
             if not self._loaded:
-                stored = self._store.load_document(_TABLES_KIND, self._name) or []
-                self._tables.update((TableId(*table), None) for table in stored)
+                self._tables.update(dict.fromkeys(self._document.load() or ()))
                 self._loaded = True
             return tuple(self._tables)
 
@@ -858,7 +851,7 @@ class TopicTables:
             with self._lock:
                 # The tables are stored before they count as known, because known tables are not stored again.
                 tables = self._tables | dict.fromkeys(new)
-                self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
+                self._document.save(tuple(tables))
                 self._tables = tables
                 self.unmet.difference_update(new)
 

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError, SourceUnavailableError
 from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 _log = structlog.get_logger("tidesink.worker")
@@ -785,8 +786,6 @@ def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]
     )
 
 
-_KIND: Final = "topic-partitions"
-
 # The end offsets, by partition, of the existing partitions at the time when partitions were added.
 Ends = Mapping[int, int]
 
@@ -803,12 +802,26 @@ class _Seen(NamedTuple):
     grown: tuple[Ends, ...]
 
 
+@dataclass(frozen=True)
+class _StoredPartitions:
+    """The known partitions of a topic, in the state store.
+
+    The members are those of ``_Seen``. ``grown`` has pairs of a partition and its end offset.
+    """
+
+    topic_id: str
+    partitions: tuple[int, ...]
+    grown: tuple[tuple[tuple[int, int], ...], ...]
+
+
+_PARTITIONS: Final = DocumentKind("topic-partitions", _StoredPartitions)
+
+
 class TopicGrowth:
     """Remembers when partitions were added to a topic. One object is shared by all tables of the topic."""
 
     def __init__(self, topic: str, *, pipeline: str, store: StateStore) -> None:
-        self._name = f"{pipeline}/{topic}"
-        self._store = store
+        self._document = _PARTITIONS.of(store, pipeline, topic)
         self._lock = threading.Lock()
         self._seen: _Seen | None = None
 
@@ -830,19 +843,15 @@ class TopicGrowth:
             return now.grown
 
     def _loaded(self) -> _Seen | None:
-        stored: Any = self._store.load_document(_KIND, self._name)
+        stored = self._document.load()
         if stored is None:
             return None
-        grown = tuple(dict(ends) for ends in stored["grown"])
-        return _Seen(stored["topic_id"], frozenset(stored["partitions"]), grown)
+        grown = tuple(dict(ends) for ends in stored.grown)
+        return _Seen(stored.topic_id, frozenset(stored.partitions), grown)
 
     def _save(self, seen: _Seen) -> None:
-        document = {
-            "topic_id": seen.topic_id,
-            "partitions": sorted(seen.partitions),
-            "grown": [sorted(ends.items()) for ends in seen.grown],
-        }
-        self._store.save_document(_KIND, self._name, document)
+        grown = tuple(tuple(sorted(ends.items())) for ends in seen.grown)
+        self._document.save(_StoredPartitions(seen.topic_id, tuple(sorted(seen.partitions)), grown))
 
 
 def _followed(seen: _Seen | None, topic_offsets: TopicOffsets) -> _Seen:

@@ -17,9 +17,8 @@ the database, as if they were in a definition (``DatabaseColumns``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ from tidesink.codecs.debezium.envelope import POSTGRES
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
+from tidesink.sinks.state.documents import DocumentKind, list_key
 from tidesink.sinks.state.progress import StateStore
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 Look = Callable[[TableId], Mapping[str, ColumnType]]
 # Returns the current definition of a table in the database, or None if there is no such table.
 LookUpTable = Callable[[TableId], TableSchema | None]
-_KIND: Final = "looked-up-types"
-_COLUMNS: Final = "looked-up-columns"
+# SQL types by lower-case column name. A column with None keeps the type of its name.
+_SqlTypes = dict[str, str | None]
+# Columns by name. None: the table does not have the column.
+_Columns = dict[str, Column | None]
+_TYPES: Final = DocumentKind("looked-up-types", _SqlTypes, list_key)
+_COLUMNS: Final = DocumentKind("looked-up-columns", _Columns, list_key)
 _MISFIT: Final = (
     "A record has a value that does not fit its column. The types of {columns} are the current types in "
     "the source database. They differ from the record's if the table was altered after the record was "
@@ -62,10 +66,9 @@ class DatabaseTypes:
         self._table = table
         self._store = store
         self._look = look
-        self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # SQL types by lower-case column name. A column with None keeps the type of its name. If the whole is
-        # None, nothing was decided yet.
-        self._known: dict[str, str | None] | None = None
+        self._document = _TYPES.of(store, pipeline, *table) if store is not None else None
+        # None: nothing was decided yet.
+        self._known: _SqlTypes | None = None
         self._read = False
         self._misfit = False
 
@@ -140,15 +143,15 @@ class DatabaseTypes:
         self._keep(wider)
         return True
 
-    def _recalled(self) -> Mapping[str, str | None] | None:
-        if not self._read and self._store is not None:
-            self._known = self._store.load_document(_KIND, self._name)
+    def _recalled(self) -> _SqlTypes | None:
+        if not self._read and self._document is not None:
+            self._known = self._document.load()
         self._read = True
         return self._known
 
-    def _keep(self, sql_types: dict[str, str | None]) -> None:
-        if self._store is not None:
-            self._store.save_document(_KIND, self._name, sql_types)
+    def _keep(self, sql_types: _SqlTypes) -> None:
+        if self._document is not None:
+            self._document.save(sql_types)
         self._known = sql_types
 
 
@@ -189,10 +192,9 @@ class DatabaseColumns:
         self._look = look
         self._keeps = keeps
         self._was_text = was_text
-        self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # Columns by name. None: the table does not have the column. If the whole is None, nothing is known
-        # yet.
-        self._known: dict[str, Column | None] | None = None
+        self._document = _COLUMNS.of(store, pipeline, *table) if store is not None else None
+        # None: nothing is known yet.
+        self._known: _Columns | None = None
         self._read = False
 
     @property
@@ -234,28 +236,18 @@ class DatabaseColumns:
             columns = {column.name: column for column in schema.columns if column.name not in typed}
             self._keep({**dict.fromkeys(new), **columns, **stored_columns})
 
-    def _recalled(self) -> Mapping[str, Column | None] | None:
-        if not self._read and self._store is not None:
-            stored = self._store.load_document(_COLUMNS, self._name)
-            if stored is not None:
-                self._known = {name: column and _column_of(column) for name, column in stored.items()}
+    def _recalled(self) -> _Columns | None:
+        if not self._read and self._document is not None:
+            self._known = self._document.load()
         self._read = True
         return self._known
 
-    def _keep(self, columns: dict[str, Column | None]) -> None:
-        if self._store is not None and self._keeps:
-            document = {
-                name: column and asdict(replace(column, earlier=())) for name, column in columns.items()
-            }
-            self._store.save_document(_COLUMNS, self._name, document)
+    def _keep(self, columns: _Columns) -> None:
+        if self._document is not None and self._keeps:
+            self._document.save(
+                {name: column and replace(column, earlier=()) for name, column in columns.items()}
+            )
         self._known = columns
-
-
-def _column_of(stored: Mapping[str, Any]) -> Column:
-    """Restore a column from its stored mapping."""
-    members = stored["type"]["members"]
-    kind = ColumnType(**{**stored["type"], "members": None if members is None else tuple(members)})
-    return Column(**{**stored, "type": kind, "earlier": ()})
 
 
 def look_up_in(settings: DatabaseSettings | None) -> LookUpTable | None:

@@ -8,16 +8,44 @@ schema show which one is in use.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan, extreme
+from tidesink.sinks.state.documents import DocumentKind
 
 # Number of the newest schemas whose rows are tracked. 200 schemas in 100 partitions took 1 MB.
 MOST_SCHEMAS: Final = 50
 
 W = TypeVar("W", bound=Hashable)
+
+
+class StoredSpan(NamedTuple):
+    """The last and the first observed row of a schema in one partition, in the state store.
+
+    The members of the last row (``RowPosition``) are followed by the first row.
+    """
+
+    offset: int
+    source: tuple[int, ...] | None
+    time: int | None
+    first: RowPosition
+
+
+class StoredUse(msgspec.Struct, frozen=True, rename="kebab"):
+    """The rows of a topic's schemas, in the state store.
+
+    ``topic_id``: Kafka's id of the topic. ``rows``: by registry id of the schema and by partition.
+    """
+
+    topic_id: str
+    rows: Mapping[int, Mapping[int, StoredSpan]]
+
+
+SCHEMA_USE: Final = DocumentKind("schema-use", StoredUse)
 
 
 class SchemaUse(Generic[W]):
@@ -34,24 +62,24 @@ class SchemaUse(Generic[W]):
         }
         self._make_index()
 
-    @staticmethod
-    def from_document(document: Any) -> SchemaUse[int]:
-        """Restore an object from the result of ``document``.
-
-        Earlier versions of tidesink stored only last rows, which are used as first rows too.
-        """
-        return SchemaUse(
+    @classmethod
+    def restored(cls, stored: Mapping[W, Mapping[int, StoredSpan]]) -> SchemaUse[W]:
+        """Restore an object from the rows that ``stored`` returned."""
+        return cls(
             {
-                int(schema_id): {int(n): _span(*values) for n, values in rows.items()}
-                for schema_id, rows in (document or {}).items()
+                schema_id: {
+                    n: RowSpan(span.first, RowPosition(span.offset, span.source, span.time))
+                    for n, span in rows.items()
+                }
+                for schema_id, rows in stored.items()
             }
         )
 
     @property
-    def document(self) -> dict[str, Any]:
-        """The observed rows as a mapping that can be written as JSON."""
+    def stored(self) -> dict[W, dict[int, StoredSpan]]:
+        """The observed rows by schema and partition, to be stored."""
         return {
-            str(schema_id): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
+            schema_id: {n: StoredSpan(*span.last, span.first) for n, span in rows.items()}
             for schema_id, rows in self._spans.items()
         }
 
@@ -234,18 +262,3 @@ def _first_rows(rows: Mapping[int, RowSpan]) -> FirstRows:
     sources = {n: span.first.source for n, span in sorted(rows.items()) if span.first.source is not None}
     offsets = {n: span.first.offset for n, span in sorted(rows.items())}
     return FirstRows(offsets, min(sources.values(), default=None), sources)
-
-
-def _values(row: RowPosition) -> list[Any]:
-    return [row.offset, row.source and [*row.source], row.time]
-
-
-def _row(offset: int, source: Iterable[int] | None, time: int | None) -> RowPosition:
-    return RowPosition(offset, None if source is None else tuple(source), time)
-
-
-def _span(
-    offset: int, source: Iterable[int] | None, time: int | None, first: Sequence[Any] | None = None
-) -> RowSpan:
-    last = _row(offset, source, time)
-    return RowSpan(last if first is None else _row(*first), last)

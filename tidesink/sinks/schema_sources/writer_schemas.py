@@ -77,7 +77,8 @@ from tidesink.sinks.schema_sources.database_types import (
 )
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
-from tidesink.sinks.schema_sources.schema_history import SchemaUse
+from tidesink.sinks.schema_sources.schema_history import SCHEMA_USE, SchemaUse, StoredUse
+from tidesink.sinks.state.documents import Document
 from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
@@ -92,7 +93,6 @@ _log = structlog.get_logger("tidesink.worker")
 _GLUE_HEADS: Final = (b"\3\0", b"\3\5")
 # Number of records at the end of each partition that are read to find the schema in use.
 _LAST_RECORDS: Final = 100
-_USE_KIND: Final = "schema-use"
 # Number of records that are read for their schema ids if the registry has no subject of the topic.
 _PEEKED_RECORDS: Final = 10_000
 
@@ -259,11 +259,10 @@ class RegisteredDecoding(LoneDecoding):
             return False
         self._order, before = order, self._planned_by
         self._make()
-        document = {"topic-id": topic_offsets.topic_id, "rows": self._use.document}
-        store, name = self._context.store, self._use_name
+        stored = StoredUse(topic_offsets.topic_id, self._use.stored)
         self._context.noted(
             self._table,
-            lambda: store.save_document(_USE_KIND, name, document),
+            lambda: self._use_document.save(stored),
             unless="which schema is in use is not stored",
         )
         return bool(self._planned_by != before)
@@ -273,19 +272,18 @@ class RegisteredDecoding(LoneDecoding):
 
         The result is empty if the topic was since deleted and created again.
         """
-        store, name = self._context.store, self._use_name
         stored = self._context.noted(
             self._table,
-            lambda: store.load_document(_USE_KIND, name),
+            self._use_document.load,
             unless="which schema was in use is not known",
         )
-        stored = stored or {}
-        same = stored.get("topic-id") == topic_offsets.topic_id
-        return SchemaUse.from_document(stored.get("rows")) if same else SchemaUse()
+        if stored is None or stored.topic_id != topic_offsets.topic_id:
+            return SchemaUse()
+        return SchemaUse.restored(stored.rows)
 
     @property
-    def _use_name(self) -> str:
-        return f"{self._context.config.pipeline}/{self._topic}"
+    def _use_document(self) -> Document[StoredUse]:
+        return SCHEMA_USE.of(self._context.store, self._context.config.pipeline, self._topic)
 
     def _last_ids(self, topic_offsets: TopicOffsets) -> Ids:
         """Returns the schema ids in the last records of each partition, without those before the start."""

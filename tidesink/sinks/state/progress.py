@@ -10,18 +10,18 @@ again with a greater epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidesink.errors import ProgressError, StaleProgressError, StateStoreError
-from tidesink.events import TableId
-from tidesink.sinks.state.source_reads import SourceRead, as_documents, earlier_reads, from_documents
-
-if TYPE_CHECKING:
-    from tidesink.events import SequenceBy
-
+from tidesink.events import SequenceBy, TableId
+from tidesink.sinks.state.documents import DocumentKind, DocumentStore, StoredForm, Version
+from tidesink.sinks.state.source_reads import SourceRead, StoredRead
 
 # The schema of a table whose name is not known. Only the name of its topic can be shown, and no status is
 # stored for it.
@@ -43,8 +43,7 @@ class TableStatus:
         updated: Time in UTC, set by the state store.
         life: Number of times that the table's epochs restarted, because the table was recreated or restored
             from a backup.
-        epoch: The epoch of the worker that saved the status. 0: no worker had claimed the table, or an
-            earlier version saved the status.
+        epoch: The epoch of the worker that saved the status. 0: no worker had claimed the table.
     """
 
     pipeline: str
@@ -68,7 +67,7 @@ class TableStatus:
         return self.life, self.epoch, self.batch
 
 
-class StateStore(Protocol):
+class StateStore(DocumentStore, Protocol):
     """Stores progress, statuses and documents of a worker.
 
     Every method raises StateStoreError if the store does not answer.
@@ -101,52 +100,10 @@ class StateStore(Protocol):
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
         """Returns the status of one table, or None if no status was saved."""
 
-    def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Store a JSON-able document under a kind and a name, for example the table definitions of
-        a stream.
-        """
-
-    def load_document(self, kind: str, name: str) -> Any | None:
-        """Returns the document with this kind and name, or None if there is no such document."""
-
-    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document atomically if it still equals ``old`` (None: it does not exist). Returns True if
-        replaced.
-
-        ``old`` is the document that ``load_document`` returned.
-        """
-
-
-_TRIES: Final = 20
-
-
-def change_document(
-    store: StateStore,
-    kind: str,
-    name: str,
-    change: Callable[[Any | None], Any],
-    refused: StateStoreError,
-) -> Any:
-    """Replace a document by ``change(document)``, even if other processes change it at the same time.
-
-    ``change`` gets None if the document does not exist. It may run several times. Returns the new document.
-    ``refused``: the error to raise if other processes keep changing the document.
-
-    Raises:
-        StateStoreError: The store does not answer, or other processes kept changing the document.
-    """
-    for _ in range(_TRIES):
-        old = store.load_document(kind, name)
-        new = change(old)
-        if new == old or store.swap_document(kind, name, old=old, new=new):
-            return new
-    raise refused
-
 
 # Number of stored events per table. Older events may still be in Kafka.
 MOST_EVENTS: Final = 200
 MOST_QUERY: Final = 65_536
-_KIND: Final = "ddl_events"
 
 
 class StoredDdl(NamedTuple):
@@ -170,6 +127,9 @@ class StoredDdl(NamedTuple):
     table: str = ""
 
 
+_DDL_EVENTS: Final = DocumentKind("ddl_events", tuple[StoredDdl, ...])
+
+
 def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]) -> None:
     """Add a batch's DDL events to the stored events of its table. An event that is already stored is not
     added again.
@@ -177,11 +137,8 @@ def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]
     Raises:
         StateStoreError: The store does not answer.
     """
-    change_document(
-        store,
-        _KIND,
-        _name(progress.pipeline, progress.table),
-        lambda old: _merged(old or [], events, progress.batch),
+    _DDL_EVENTS.of(store, progress.pipeline, *progress.table).change(
+        lambda old: _merged(old or (), events, progress.batch),
         StateStoreError(
             "Other processes keep changing the table's stored DDL events.", table=str(progress.table)
         ),
@@ -195,31 +152,22 @@ def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> lis
         StateStoreError: The store does not answer.
     """
     events = [
-        StoredDdl(*event)._replace(table=str(table))
+        event._replace(table=str(table))
         for table in tables
-        for event in store.load_document(_KIND, _name(pipeline, table)) or ()
+        for event in _DDL_EVENTS.of(store, pipeline, *table).load() or ()
     ]
     return sorted(events, key=lambda event: (event.table, event.topic, event.partition, event.offset))
 
 
-def _merged(stored: Sequence[Any], events: Iterable[StoredDdl], batch: int) -> list[list[Any]]:
-    merged = {_identity(event): list(event) for event in stored}
+def _merged(stored: Iterable[StoredDdl], events: Iterable[StoredDdl], batch: int) -> tuple[StoredDdl, ...]:
+    merged = {event[:4]: event for event in stored}
     for event in events:
         shown = event._replace(batch=batch, query=event.query[:MOST_QUERY], table="")
-        merged.setdefault(_identity(event), list(shown))
+        merged.setdefault(event[:4], shown)
     # A batch's events are in Kafka's order per partition.
-    return list(merged.values())[-MOST_EVENTS:]
+    return tuple(merged.values())[-MOST_EVENTS:]
 
 
-def _identity(event: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(event[:4])
-
-
-def _name(pipeline: str, table: TableId) -> str:
-    return f"{pipeline}/{table.schema}/{table.name}"
-
-
-FORMAT_VERSION: Final = 1
 BATCHES_PER_EPOCH: Final = 2**40
 
 
@@ -251,8 +199,7 @@ class LastRecord(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True)
-class PartitionProgress:
+class PartitionProgress(NamedTuple):
     """A table's progress in one topic-partition.
 
     Attributes:
@@ -264,8 +211,7 @@ class PartitionProgress:
         again_to: During a rewind, the offset up to which the partition was applied before the rewind.
             Otherwise None.
         last: The last record before ``next_offset``. It shows whether the partition's log was cut later
-            (``kafka.leader_epochs``). None if records have no leader epoch, and in progress of earlier
-            versions.
+            (``kafka.leader_epochs``). None if records have no leader epoch.
     """
 
     next_offset: int
@@ -308,7 +254,7 @@ class TopicProgress:
     @property
     def last_records(self) -> dict[int, LastRecord]:
         """The last applied record of each partition whose leader epoch is known."""
-        # Earlier versions could store a record after the applied ones, which is ignored.
+        # If a lower bound of cuts moved `next_offset` back, `last` may be after it, and is ignored.
         return {
             number: partition.last
             for number, partition in self.partitions.items()
@@ -367,7 +313,7 @@ class SnapshotProgress:
         where: Bounds of the key: only rows within them are read.
         seen: In a pipeline with cuts, a commit_ts that the source had after the last rows were read, so no
             applied row is newer. Otherwise None.
-        order: Digest of the key's sort order (``StoredTable``). None in progress of an earlier version.
+        order: Digest of the key's sort order (``StoredTable``). None before the first row.
     """
 
     key: tuple[str, ...]
@@ -534,6 +480,64 @@ def _words(hold: Hold) -> str:
     return f"{epoch} ({', '.join(more)})" if more else epoch
 
 
+class _StoredTopic(msgspec.Struct):
+    """A topic's progress as it is stored.
+
+    ``partitions``: by number, the members of ``PartitionProgress``. The last two are left out if they are
+    None.
+    """
+
+    topic_id: str
+    partitions: Mapping[int, PartitionProgress]
+
+
+class _StoredSnapshot(msgspec.Struct, omit_defaults=True):
+    """A ``SnapshotProgress`` as it is stored."""
+
+    number: int
+    key: tuple[str, ...]
+    after: tuple[str, ...] | None
+    rows: int
+    done: bool
+    sweep: Sweep | None = None
+    keys: str | None = None
+    where: Where = ()
+    seen: int | None = None
+    order: str | None = None
+
+
+class _StoredProgress(msgspec.Struct, omit_defaults=True):
+    """A ``Progress`` as it is stored: in the state store, and in the ledger of a target.
+
+    ``source_reads`` is left out if it is empty and there is no snapshot.
+    """
+
+    version: int
+    pipeline: str
+    table: TableId
+    epoch: int
+    batch: int
+    commit_ts: int | None
+    sequence_by: SequenceBy
+    topics: Mapping[str, _StoredTopic]
+    snapshot: _StoredSnapshot | None = None
+    emptied: int | None = None
+    decided: int | None = None
+    rewound: int = 0
+    bound: int | None = None
+    ddl: DdlProgress | None = None
+    source_reads: tuple[StoredRead, ...] | UnsetType = UNSET
+
+
+_FORM: Final = StoredForm(
+    _StoredProgress,
+    "The stored progress",
+    "Restore the target from a backup, or load the table again.",
+    ProgressError,
+    Version("version", 1),
+)
+
+
 def to_json(progress: Progress) -> str:
     """Returns progress as compact JSON text with its keys in a fixed order."""
     return json.dumps(as_document(progress), separators=(",", ":"), ensure_ascii=True)
@@ -545,39 +549,43 @@ def from_json(text: str) -> Progress:
     Raises:
         ProgressError: The text is not progress, or its format version is not supported.
     """
-    try:
-        return from_document(json.loads(text))
-    except ValueError as exc:
-        raise ProgressError(
-            "The stored progress is not valid JSON. Check if another program changed it."
-        ) from exc
+    return _progress(_FORM.read_text(text))
 
 
 def as_document(progress: Progress) -> dict[str, Any]:
     """Returns progress as a mapping that can be written as JSON."""
-    return {
-        "version": FORMAT_VERSION,
-        "pipeline": progress.pipeline,
-        "table": list(progress.table),
-        "epoch": progress.epoch,
-        "batch": progress.batch,
-        "commit_ts": progress.commit_ts,
-        "sequence_by": progress.sequence_by,
-        "topics": {name: _topic_document(topic) for name, topic in sorted(progress.topics.items())},
-        **({} if progress.snapshot is None else {"snapshot": _snapshot_document(progress.snapshot)}),
-        **({} if progress.emptied is None else {"emptied": progress.emptied}),
-        **({} if progress.decided is None else {"decided": progress.decided}),
-        **({"rewound": progress.rewound} if progress.rewound else {}),
-        **({} if progress.bound is None else {"bound": progress.bound}),
-        **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
-        # With a snapshot, source_reads are written even if empty, because progress with a snapshot but
-        # without them is from an earlier version.
-        **(
-            {"source_reads": as_documents(progress.source_reads)}
-            if progress.source_reads or progress.snapshot is not None
-            else {}
-        ),
-    }
+    reads = tuple(map(StoredRead.of, progress.source_reads))
+    stored = _StoredProgress(
+        version=1,
+        pipeline=progress.pipeline,
+        table=progress.table,
+        epoch=progress.epoch,
+        batch=progress.batch,
+        commit_ts=progress.commit_ts,
+        sequence_by=progress.sequence_by,
+        topics={
+            name: _StoredTopic(topic.topic_id, dict(sorted(topic.partitions.items())))
+            for name, topic in sorted(progress.topics.items())
+        },
+        snapshot=msgspec.convert(progress.snapshot, _StoredSnapshot | None, from_attributes=True),
+        emptied=progress.emptied,
+        decided=progress.decided,
+        rewound=progress.rewound,
+        bound=progress.bound,
+        ddl=progress.ddl,
+        source_reads=reads if reads or progress.snapshot is not None else UNSET,
+    )
+    document: dict[str, Any] = _FORM.write(stored)
+    for topic in document["topics"].values():
+        topic["partitions"] = {n: _trimmed(members) for n, members in topic["partitions"].items()}
+    return document
+
+
+def _trimmed(members: tuple[Any, ...]) -> tuple[Any, ...]:
+    *_, again_to, last = members
+    if last is not None:
+        return members
+    return members[:-1] if again_to is not None else members[:-2]
 
 
 def from_document(document: object) -> Progress:
@@ -586,144 +594,27 @@ def from_document(document: object) -> Progress:
     Raises:
         ProgressError: The mapping is not progress, or its format version is not supported.
     """
-    if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
-        version = document.get("version") if isinstance(document, dict) else None
-        raise ProgressError(
-            f"The stored progress has format version {version!r}, but this tidesink reads version "
-            f"{FORMAT_VERSION}. Use the tidesink version that wrote it, or a newer version."
-        )
-    try:
-        return _read(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise ProgressError(
-            f"The stored progress is damaged ({type(exc).__name__}: {exc}). Restore the "
-            f"target from a backup, or load the table again."
-        ) from exc
+    return _progress(_FORM.read(document))
 
 
-def _topic_document(topic: TopicProgress) -> dict[str, Any]:
-    return {
-        "topic_id": topic.topic_id,
-        "partitions": {
-            str(number): _partition_document(partition)
-            for number, partition in sorted(topic.partitions.items())
+def _progress(stored: _StoredProgress) -> Progress:
+    reads = () if stored.source_reads is UNSET else stored.source_reads
+    return Progress(
+        table=stored.table,
+        pipeline=stored.pipeline,
+        epoch=stored.epoch,
+        batch=stored.batch,
+        topics={
+            name: TopicProgress(name, topic.topic_id, topic.partitions)
+            for name, topic in stored.topics.items()
         },
-    }
-
-
-def _partition_document(partition: PartitionProgress) -> list[Any]:
-    more = [partition.again_to, *([] if partition.last is None else [[*partition.last]])]
-    again = more if any(value is not None for value in more) else []
-    return [
-        partition.next_offset,
-        partition.low_water_offset,
-        partition.applied_commit_ts,
-        partition.watermark,
-        *again,
-    ]
-
-
-def _read(document: dict[str, Any]) -> Progress:
-    schema, name = document["table"]
-    progress = Progress(
-        table=TableId(schema, name),
-        pipeline=document["pipeline"],
-        epoch=int(document["epoch"]),
-        batch=int(document["batch"]),
-        topics={name: _read_topic(name, topic) for name, topic in document["topics"].items()},
-        commit_ts=document["commit_ts"],
-        sequence_by=_read_sequence(document["sequence_by"]),
-        snapshot=_read_snapshot(document.get("snapshot")),
-        emptied=_read_moment(document.get("emptied")),
-        decided=_read_moment(document.get("decided")),
-        rewound=int(document.get("rewound", 0)),
-        bound=_read_moment(document.get("bound")),
-        ddl=_read_ddl(document.get("ddl")),
-        source_reads=from_documents(document.get("source_reads", ())),
+        commit_ts=stored.commit_ts,
+        sequence_by=stored.sequence_by,
+        snapshot=msgspec.convert(stored.snapshot, SnapshotProgress | None, from_attributes=True),
+        emptied=stored.emptied,
+        decided=stored.decided,
+        rewound=stored.rewound,
+        bound=stored.bound,
+        ddl=stored.ddl,
+        source_reads=tuple(read.source_read for read in reads),
     )
-    if "source_reads" in document or not _may_have_read(progress):
-        return progress
-    offsets = {
-        name: {
-            n: max(partition.low_water_offset, partition.again_to or 0)
-            for n, partition in topic.partitions.items()
-        }
-        for name, topic in progress.topics.items()
-    }
-    return replace(progress, source_reads=earlier_reads(offsets))
-
-
-def _may_have_read(progress: Progress) -> bool:
-    """Returns True if the table may have rows of a snapshot that older dead letters must not replace."""
-    snapshot = progress.snapshot
-    if progress.sequence_by != "kafka" or snapshot is None:
-        return False
-    # A first load without applied rows has no key. All other snapshots have a key, or followed an earlier
-    # snapshot.
-    return bool(snapshot.key or snapshot.done or snapshot.number)
-
-
-def _read_ddl(document: dict[str, Any] | None) -> DdlProgress | None:
-    if document is None:
-        return None
-    return DdlProgress(document["topic_id"], int(document["decided"]), int(document["followed"]))
-
-
-def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
-    after = None if snapshot.after is None else list(snapshot.after)
-    return {
-        "number": snapshot.number,
-        "key": list(snapshot.key),
-        "after": after,
-        "rows": snapshot.rows,
-        "done": snapshot.done,
-        **({} if snapshot.sweep is None else {"sweep": asdict(snapshot.sweep)}),
-        **({} if snapshot.keys is None else {"keys": snapshot.keys}),
-        **({"where": [[*bound] for bound in snapshot.where]} if snapshot.where else {}),
-        **({} if snapshot.seen is None else {"seen": snapshot.seen}),
-        **({} if snapshot.order is None else {"order": snapshot.order}),
-    }
-
-
-def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
-    if document is None:
-        return None
-    after, sweep = document["after"], document.get("sweep")
-    return SnapshotProgress(
-        tuple(document["key"]),
-        None if after is None else tuple(after),
-        int(document["rows"]),
-        bool(document["done"]),
-        int(document["number"]),
-        None if sweep is None else Sweep(**{name: int(number) for name, number in sweep.items()}),
-        document.get("keys"),
-        tuple((column, kind, text) for column, kind, text in document.get("where", ())),
-        _read_moment(document.get("seen")),
-        document.get("order"),
-    )
-
-
-def _read_moment(stored: Any) -> int | None:
-    return None if stored is None else int(stored)
-
-
-def _read_topic(name: str, document: dict[str, Any]) -> TopicProgress:
-    partitions = {int(number): _read_partition(*stored) for number, stored in document["partitions"].items()}
-    return TopicProgress(name, document["topic_id"], partitions)
-
-
-def _read_partition(*stored: Any) -> PartitionProgress:
-    partition = PartitionProgress(*stored)
-    return (
-        partition
-        if partition.last is None
-        else replace(partition, last=LastRecord(*map(int, partition.last)))
-    )
-
-
-def _read_sequence(word: object) -> SequenceBy:
-    if word == "kafka":
-        return "kafka"
-    if word == "source":
-        return "source"
-    raise ValueError(f"sequence_by {word!r}")

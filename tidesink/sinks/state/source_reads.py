@@ -24,7 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 # Number of remembered reads that are limited to some rows. An older one is treated as a read of all rows.
 MOST_LIMITED: Final = 8
@@ -46,9 +48,6 @@ class Span(NamedTuple):
 
 
 NOTHING: Final = Span(0, 0)
-# Number for the snapshots of an earlier version that did not record them. Other snapshots have numbers from 0
-# on.
-_EARLIER: Final = -1
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,6 @@ def standing_of(
     return standing
 
 
-def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
-    """Returns one read that stands for the snapshots that an earlier version of tidesink did not record.
-
-    Such a version stored only the last of several snapshots. So all of them count as one snapshot of all
-    rows, whose first part has unknown offsets. ``offsets``: the offsets up to which changes are applied.
-    """
-    spans = {
-        topic: {number: Span(0, offset) for number, offset in parts.items()}
-        for topic, parts in offsets.items()
-    }
-    return (SourceRead(_EARLIER, spans),)
-
-
 def with_part(
     reads: Sequence[SourceRead], read: SourceRead, offsets: TopicOffsets, *, begins: bool
 ) -> tuple[SourceRead, ...]:
@@ -128,7 +114,7 @@ def with_part(
 
     def span(topic: str, partition: int, offset: int) -> Span:
         if before is None:
-            # The offsets of the first part are not known if an earlier version applied it.
+            # If the first part is not recorded, its offsets are not known.
             return Span(offset if begins else 0, offset)
         previous = before.span(topic, partition)
         return Span(previous.first, max(previous.last, offset))
@@ -187,47 +173,29 @@ def _replaces(later: SourceRead, read: SourceRead) -> bool:
     return all(new.last >= old.last and (new.first >= old.first or not read.settles) for new, old in pairs)
 
 
-def as_documents(reads: Sequence[SourceRead]) -> list[dict[str, Any]]:
-    """Returns the reads as mappings that can be written as JSON.
+class StoredRead(msgspec.Struct, omit_defaults=True):
+    """A ``SourceRead`` as it is stored. A span with two equal offsets is one number."""
 
-    A span with two equal offsets becomes one number.
-    """
-    return [
-        {
-            "number": read.number,
-            "spans": {topic: _written(parts) for topic, parts in sorted(read.spans.items())},
-            **({"settles": True} if read.settles else {}),
-            **({} if read.keys is None else {"keys": read.keys}),
-            **({"where": [[*bound] for bound in read.where]} if read.where else {}),
+    number: int
+    spans: Mapping[str, Mapping[int, int | Span]]
+    settles: bool = False
+    keys: str | None = None
+    where: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, read: SourceRead) -> StoredRead:
+        """Returns the stored form of a read."""
+        spans = {
+            topic: {n: span if span.first < span.last else span.last for n, span in sorted(parts.items())}
+            for topic, parts in sorted(read.spans.items())
         }
-        for read in reads
-    ]
+        return cls(read.number, spans, read.settles, read.keys, read.where)
 
-
-def _written(parts: Mapping[int, Span]) -> dict[str, Any]:
-    return {str(n): [*span] if span.first < span.last else span.last for n, span in sorted(parts.items())}
-
-
-def from_documents(documents: Sequence[Mapping[str, Any]]) -> tuple[SourceRead, ...]:
-    """Restore reads from the result of ``as_documents``.
-
-    Raises:
-        KeyError, TypeError, ValueError: The input has another form.
-    """
-    return tuple(
-        SourceRead(
-            int(document["number"]),
-            {topic: _read(parts) for topic, parts in document["spans"].items()},
-            bool(document.get("settles", False)),
-            document.get("keys"),
-            tuple((column, kind, text) for column, kind, text in document.get("where", ())),
-        )
-        for document in documents
-    )
-
-
-def _read(parts: Mapping[str, Any]) -> dict[int, Span]:
-    return {
-        int(number): Span(*map(int, stored)) if isinstance(stored, list) else Span(int(stored), int(stored))
-        for number, stored in parts.items()
-    }
+    @property
+    def source_read(self) -> SourceRead:
+        """The read whose stored form this is."""
+        spans = {
+            topic: {n: Span(span, span) if isinstance(span, int) else span for n, span in parts.items()}
+            for topic, parts in self.spans.items()
+        }
+        return SourceRead(self.number, spans, self.settles, self.keys, self.where)

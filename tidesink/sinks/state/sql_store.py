@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import (
@@ -32,9 +33,11 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError, UnusableStateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.state.documents import StoredForm, list_key
 from tidesink.sinks.state.progress import (
     BATCHES_PER_EPOCH,
     Progress,
+    TableState,
     TableStatus,
     from_json,
     to_json,
@@ -445,37 +448,45 @@ def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
 
 def _table_key(table: TableId) -> str:
     """Returns a table's name as JSON, because both the schema and the name may have a dot."""
-    return json.dumps(list(table), ensure_ascii=False)
+    return list_key(*table)
 
 
 def _status_row(pipeline: str, table: TableId) -> sa.ColumnElement[bool]:
     return sa.and_(_status.c.pipeline == pipeline, _status.c.table_name == _table_key(table))
 
 
+class _StoredStatus(msgspec.Struct):
+    """A ``TableStatus`` as it is stored. Its pipeline and the time of its update have their own columns."""
+
+    table: TableId
+    state: TableState
+    error: str | None
+    counters: dict[str, int]
+    zero_dates: dict[str, int]
+    ambiguous_times: dict[str, int]
+    warnings: tuple[str, ...]
+    life: int
+    epoch: int
+    batch: int
+    commit_ts: int | None
+    details: dict[str, Any]
+
+
+_STATUS: Final = StoredForm(
+    _StoredStatus,
+    "The status of a table in the state store",
+    "Check if another program changed it, or restore the state store from a backup.",
+)
+
+
 def _status_text(status: TableStatus) -> str:
-    return json.dumps(
-        {
-            "table": list(status.table),
-            "state": status.state,
-            "error": status.error,
-            "counters": dict(status.counters),
-            "zero_dates": dict(status.zero_dates),
-            "ambiguous_times": dict(status.ambiguous_times),
-            "warnings": list(status.warnings),
-            "life": status.life,
-            "epoch": status.epoch,
-            "batch": status.batch,
-            "commit_ts": status.commit_ts,
-            "details": dict(status.details),
-        },
-        default=str,
-    )
+    stored = msgspec.convert(status, _StoredStatus, from_attributes=True)
+    # Values of other types in the details, such as a path, become text.
+    return json.dumps(msgspec.to_builtins(stored, str_keys=True, enc_hook=str))
 
 
 def _read_status(pipeline: str, text: str, updated: datetime) -> TableStatus:
-    document = json.loads(text)
-    document["table"] = TableId(*document["table"])
-    document["warnings"] = tuple(document["warnings"])
     # SQLite returns times without their zone.
     zoned = updated if updated.tzinfo else updated.replace(tzinfo=timezone.utc)
-    return TableStatus(pipeline=pipeline, updated=zoned, **document)
+    stored = _STATUS.read_text(text)
+    return TableStatus(pipeline=pipeline, updated=zoned, **msgspec.structs.asdict(stored))

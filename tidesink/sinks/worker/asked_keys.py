@@ -16,12 +16,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
 from tidesink.events import TableId, folding
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.typemap.table import row_of
 
@@ -36,10 +38,10 @@ MOST_CHARACTERS: Final = 2_000_000
 OPTION: Final = "--differing"
 BY_HAND: Final = "--key"
 _INTEGERS: Final = ("integer", "unsigned64")
-_KIND: Final = "asked-keys"
 
 
-class AskedKeys(NamedTuple):
+@dataclass(frozen=True)
+class AskedKeys:
     """The primary keys of the rows that a resync is limited to, sorted.
 
     ``columns``: names of the key columns in the target table. ``keys``: for each row the values of these
@@ -59,6 +61,9 @@ class AskedKeys(NamedTuple):
         return (tuple(key[index] for index in places) for key in self.keys)
 
 
+_KEYS: Final = DocumentKind("asked-keys", AskedKeys)
+
+
 def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKeys) -> str:
     """Store the keys in the state store, and return the name under which ``load_keys`` finds them.
 
@@ -67,10 +72,9 @@ def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKey
     Raises:
         StateStoreError: the store does not answer.
     """
-    document = {"columns": [*asked.columns], "keys": [[*key] for key in asked.keys]}
-    text = json.dumps([pipeline, *table, document], sort_keys=True)
+    text = json.dumps([pipeline, *table, asdict(asked)], sort_keys=True)
     name = sha256(text.encode()).hexdigest()[:32]
-    store.save_document(_KIND, name, document)
+    _KEYS.of(store, name).save(asked)
     return name
 
 
@@ -80,12 +84,7 @@ def load_keys(store: StateStore, name: str) -> AskedKeys | None:
     Raises:
         StateStoreError: the store does not answer.
     """
-    document = store.load_document(_KIND, name)
-    return (
-        None
-        if document is None
-        else AskedKeys(tuple(document["columns"]), tuple(map(tuple, document["keys"])))
-    )
+    return _KEYS.of(store, name).load()
 
 
 def forget_keys(store: StateStore, name: str) -> None:
@@ -94,7 +93,7 @@ def forget_keys(store: StateStore, name: str) -> None:
     Raises:
         StateStoreError: the store does not answer.
     """
-    store.save_document(_KIND, name, None)
+    _KEYS.of(store, name).remove()
 
 
 class ReportedKeys(NamedTuple):

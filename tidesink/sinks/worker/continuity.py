@@ -28,13 +28,14 @@ from tidesink.sinks.kafka.offsets import (
     check_continuity,
     made_again,
 )
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import LastRecord, Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.counters import TableCounters, Tombstones
 
-_FIRST_RECORDS: Final = "first-records"
+_FIRST_RECORDS: Final = DocumentKind("first-records", dict[int, FirstRecord])
 NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
@@ -257,8 +258,7 @@ class FirstRecords:
     """
 
     def __init__(self, table: TableId, topic: str, *, pipeline: str, store: StateStore) -> None:
-        self._name = f"{pipeline}/{table.schema}/{table.name}/{topic}"
-        self._store = store
+        self._document = _FIRST_RECORDS.of(store, pipeline, *table, topic)
         self._known: dict[int, FirstRecord] | None = None
 
     def check(
@@ -278,18 +278,13 @@ class FirstRecords:
         filled = {n for n, partition in offsets.partitions.items() if partition.latest > partition.earliest}
         if progress is not None and self._known is not None and filled <= self._known.keys():
             return
-        stored = self._loaded() if progress is not None else {}
+        stored = (self._document.load() or {}) if progress is not None else {}
         now = brokers().first_records(offsets.topic, sorted(offsets.partitions))
         for number, first in stored.items():
             _compare(offsets.topic, number, first, now.get(number))
         self._known = {**stored, **now}
         if self._known != stored:
-            document = {str(number): list(first) for number, first in self._known.items()}
-            self._store.save_document(_FIRST_RECORDS, self._name, document)
-
-    def _loaded(self) -> Mapping[int, FirstRecord]:
-        document = self._store.load_document(_FIRST_RECORDS, self._name) or {}
-        return {int(number): FirstRecord(*first) for number, first in document.items()}
+            self._document.save(self._known)
 
 
 def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | None) -> None:

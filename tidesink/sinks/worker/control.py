@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from tidesink.config.fields import DDL_COMMANDS, ChangePolicy
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
+from tidesink.sinks.state.documents import Document, DocumentKind, list_key
 from tidesink.sinks.state.progress import (
     Progress,
     Rank,
@@ -26,11 +27,9 @@ from tidesink.sinks.state.progress import (
     TableState,
     TableStatus,
     Where,
-    change_document,
 )
 
 _log = structlog.get_logger("tidesink.worker")
-_KIND: Final = "table-control"
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,14 @@ class SnapshotControl:
 class RewindControl:
     """A request to read a topic again from earlier offsets.
 
-    ``number``: number of the request, above the numbers of the table's earlier rewinds. ``offsets``: the
-    offset per partition to continue from.
+    ``number``: number of the request, above the numbers of the table's earlier rewinds. ``offsets``: pairs of
+    a partition and the offset to continue from, sorted by partition.
     """
 
     number: int
     topic: str
     topic_id: str
-    offsets: Mapping[int, int]
+    offsets: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -182,13 +181,23 @@ Controls = Mapping[TableId, TableControl]
 NOTHING_ASKED: Final = TableControl()
 
 
+@dataclass(frozen=True)
+class _StoredControls:
+    """The requests to all tables of a pipeline. ``tables``: by the table's name as a JSON list."""
+
+    tables: Mapping[str, TableControl]
+
+
+_CONTROLS: Final = DocumentKind("table-control", _StoredControls)
+
+
 def read_controls(store: StateStore, pipeline: str) -> Controls:
     """Return the users' requests to a pipeline's tables; tables without requests are left out.
 
     Raises:
         StateStoreError: the store does not answer.
     """
-    return _read(store.load_document(_KIND, pipeline))
+    return _read(_CONTROLS.of(store, pipeline).load())
 
 
 class Requests:
@@ -227,60 +236,25 @@ def change_control(
         StateStoreError: the store does not answer, or other commands kept changing the requests meanwhile.
     """
 
-    def asked(old: Any | None) -> dict[str, Any]:
-        controls = _read(old)
-        return _written({**controls, table: change(controls.get(table, NOTHING_ASKED))})
+    name = list_key(*table)
+
+    def asked(old: _StoredControls | None) -> _StoredControls:
+        tables = old.tables if old is not None else {}
+        return _StoredControls({**tables, name: change(tables.get(name, NOTHING_ASKED))})
 
     busy = StateStoreError(
         "The request was not stored, because other commands kept changing the requests of the same pipeline. "
         "Run the command again.",
         table=str(table),
     )
-    return _read(change_document(store, _KIND, pipeline, asked, busy))[table]
+    return _CONTROLS.of(store, pipeline).change(asked, busy).tables[name]
 
 
-def _read(document: Any | None) -> Controls:
-    tables = document["tables"] if document is not None else {}
-    return {
-        TableId(*json.loads(name)): TableControl(
-            asked["rests"],
-            asked["resumed"],
-            asked["accepted"],
-            _read_snapshot(asked.get("snapshot", {})),
-            _read_rewind(asked.get("rewind")),
-        )
-        for name, asked in tables.items()
-    }
+def _read(stored: _StoredControls | None) -> Controls:
+    tables = stored.tables if stored is not None else {}
+    return {TableId(*json.loads(name)): control for name, control in tables.items()}
 
 
-def _read_snapshot(asked: dict[str, Any]) -> SnapshotControl:
-    return SnapshotControl(**{**asked, "where": tuple(map(tuple, asked.get("where", ())))})
-
-
-def _read_rewind(asked: dict[str, Any] | None) -> RewindControl | None:
-    return None if asked is None else RewindControl(**{**asked, "offsets": dict(asked["offsets"])})
-
-
-def _written_rewind(asked: RewindControl | None) -> dict[str, Any] | None:
-    # JSON objects cannot have numbers as names.
-    return None if asked is None else {**asdict(asked), "offsets": sorted(asked.offsets.items())}
-
-
-def _written(controls: Controls) -> dict[str, Any]:
-    tables = {
-        json.dumps(list(table), ensure_ascii=False): {
-            "rests": asked.rests,
-            "resumed": asked.resumed,
-            "accepted": dict(asked.accepted),
-            "snapshot": asdict(asked.snapshot),
-            "rewind": _written_rewind(asked.rewind),
-        }
-        for table, asked in controls.items()
-    }
-    return {"tables": tables}
-
-
-_DECISIONS: Final = "decided-changes"
 # Maximum number of stored decisions. The oldest are removed: their tables have continued long ago.
 MOST_DECISIONS: Final = 500
 
@@ -298,24 +272,21 @@ class Decision(NamedTuple):
     change: Mapping[str, Any]
 
 
+_DECISIONS: Final = DocumentKind("decided-changes", tuple[Decision, ...])
+
+
 def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision]) -> None:
     """Store users' decisions together with the schema changes that they are about, to list them later.
 
     Raises:
         StateStoreError: the store does not answer, or other commands kept storing decisions meanwhile.
     """
-
-    def more(old: Any | None) -> list[Any]:
-        return [*(old or ()), *([list(decision.table), *decision[1:]] for decision in decided)][
-            -MOST_DECISIONS:
-        ]
-
     busy = StateStoreError(
         "The decision was not stored, because other commands kept storing decisions of the same pipeline. "
         "Run the command again.",
         pipeline=pipeline,
     )
-    change_document(store, _DECISIONS, pipeline, more, busy)
+    _DECISIONS.of(store, pipeline).change(lambda old: (*(old or ()), *decided)[-MOST_DECISIONS:], busy)
 
 
 def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
@@ -329,8 +300,7 @@ def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
     """
     controls = read_controls(store, pipeline)
     last: dict[tuple[TableId, str], Decision] = {}
-    for table, *rest in store.load_document(_DECISIONS, pipeline) or ():
-        decision = Decision(TableId(*table), *rest)
+    for decision in _DECISIONS.of(store, pipeline).load() or ():
         name = decision.table, decision.change["digest"]
         last.pop(name, None)
         # A command that was killed may have stored the decision and not yet sent it to the table.
@@ -341,10 +311,10 @@ def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
 
 # Key in a status's details: the table's location at the target. Another location means another table.
 PLACE: Final = "place"
-_ACCEPTED_KIND: Final = "accepted-restore"
-# Document with the batch number of a table that a worker refused as restored. Without it, there is nothing
-# to accept.
-_REFUSED: Final = "refused-restore"
+# The batch number in a table's status when a user accepted its restore.
+_ACCEPTED: Final = DocumentKind("accepted-restore", int, list_key)
+# The batch number of a table that a worker refused as restored. Without it, there is nothing to accept.
+_REFUSED: Final = DocumentKind("refused-restore", int, list_key)
 
 
 def check_not_restored(store: StateStore, progress: Progress | None, location: str, *, life: int = 0) -> None:
@@ -368,19 +338,20 @@ def check_not_restored(store: StateStore, progress: Progress | None, location: s
     if progress is None:
         return
     status = store.status_of(progress.pipeline, progress.table)
-    name = _name(progress.pipeline, progress.table)
-    accepted = store.load_document(_ACCEPTED_KIND, name)
+    names = progress.pipeline, *progress.table
+    accepted, refused = _ACCEPTED.of(store, *names), _REFUSED.of(store, *names)
+    accepted_batch = accepted.load()
     if status is None or status.details.get(PLACE) != location or status.batch <= progress.batch:
-        _forget(store, name)  # of a restore that was undone
+        _forget(accepted, refused)  # of a restore that was undone
         return
-    if accepted != status.batch:
-        store.save_document(_REFUSED, name, progress.batch)
+    if accepted_batch != status.batch:
+        refused.save(progress.batch)
         raise _refusal(status.batch, progress, location)
     # The acceptance is used up: the status gets the target's batch number, so the next restore is refused.
     now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
     if not store.save_status(now):
         raise StaleProgressError("Another worker holds the table now.", table=str(progress.table))
-    _forget(store, name)
+    _forget(accepted, refused)
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
@@ -396,25 +367,20 @@ def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
         raise ConfigError(
             f"No worker of pipeline {pipeline!r} has worked on {table}. `tidesink status` lists the tables."
         )
-    name = _name(pipeline, table)
-    if store.load_document(_REFUSED, name) is None:
+    if _REFUSED.of(store, pipeline, *table).load() is None:
         raise ConfigError(
             f"No worker found {table} restored from a backup, so there is nothing to accept. If the table "
             "was restored, run a worker first. It stops with an error that names the restored batch.",
             table=str(table),
         )
-    store.save_document(_ACCEPTED_KIND, name, status.batch)
+    _ACCEPTED.of(store, pipeline, *table).save(status.batch)
     return status.batch
 
 
-def _forget(store: StateStore, name: str) -> None:
-    for kind in (_ACCEPTED_KIND, _REFUSED):
-        if store.load_document(kind, name) is not None:
-            store.save_document(kind, name, None)
-
-
-def _name(pipeline: str, table: TableId) -> str:
-    return json.dumps([pipeline, *table], ensure_ascii=False)
+def _forget(*documents: Document[int]) -> None:
+    for document in documents:
+        if document.load() is not None:
+            document.remove()
 
 
 def _refusal(batch: int, progress: Progress, location: str) -> StaleProgressError:

@@ -16,15 +16,18 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
 import structlog
+from msgspec import UNSET, UnsetType
 
 from tidesink.errors import StaleProgressError, TidesinkError
 from tidesink.sinks.batch.context import WorkerContext, may_pass
 from tidesink.sinks.batch.cuts import marks_at, stands_at
 from tidesink.sinks.batch.observers import StillAtWork
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, started_at
+from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
 from tidesink.sinks.targets.cuts import (
@@ -44,8 +47,32 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.worker")
-_KIND: Final = "cuts"
 _BEAT_SECONDS: Final = 1.0
+
+
+class CutStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a pipeline's cuts, for ``tidesink status``. Times are in seconds since 1970.
+
+    Attributes:
+        last: Bound of the last published cut (TiDB TSO, or a connector's position), or None.
+        published: When the last cut was published, or None.
+        next: Bound of the next cut, or None until it is chosen.
+        last_time: The source's time at the last cut. Only if bounds are positions of a connector.
+        waits: Why there is no next bound yet, or empty. Only if bounds are positions of a connector.
+        held_back: By table, the reason why it has not reached the next bound.
+        excluded: The tables that the next cut leaves out, sorted.
+    """
+
+    last: int | None
+    published: float | None
+    next: int | None
+    last_time: float | UnsetType | None = UNSET
+    waits: str | UnsetType = UNSET
+    held_back: Mapping[str, str]
+    excluded: tuple[str, ...]
+
+
+_CUTS: Final = DocumentKind("cuts", CutStatus)
 
 
 class Cuts:
@@ -72,7 +99,8 @@ class Cuts:
         self._last_time: float | None = None
         # Number of row events that each table had applied at this worker's last cut.
         self._applied: dict[TableId, int] = {}
-        self._shown: Mapping[str, Any] | None = None
+        self._status = _CUTS.of(context.store, context.config.pipeline)
+        self._shown: CutStatus | None = None
 
     def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
         """Publish the cut and choose the next bound, if all tables of the cut have reached its bound.
@@ -228,33 +256,27 @@ class Cuts:
             done.set()
             thread.join()
 
-    def _by_position(self) -> dict[str, Any]:
-        """Return the last cut's time and the reason why there is no next bound yet, for the cuts' status.
-
-        Empty if bounds are times and not positions of a connector.
-        """
-        waits = self._bounds.waits
-        return {} if waits is None else {"last_time": self._last_time, "waits": waits}
-
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
         """Save the state of the cuts in the state store if it changed. ``tidesink status`` shows it.
 
         ``blocked``: the reason why each table has not reached the bound. ``outside``: tables that the cut
         leaves out.
         """
-        shown = {
-            "last": self._last,
-            "published": self._published_at,
-            "next": self.bound,
-            **self._by_position(),
-            "held_back": {str(task.table): reason for task, reason in blocked.items() if reason},
-            "excluded": sorted(str(task.table) for task in outside),
-        }
+        waits = self._bounds.waits
+        shown = CutStatus(
+            last=self._last,
+            published=self._published_at,
+            next=self.bound,
+            last_time=UNSET if waits is None else self._last_time,
+            waits=UNSET if waits is None else waits,
+            held_back={str(task.table): reason for task, reason in blocked.items() if reason},
+            excluded=tuple(sorted(str(task.table) for task in outside)),
+        )
         if shown == self._shown:
             return
         self._shown = shown
         try:
-            self._context.store.save_document(_KIND, self._context.config.pipeline, shown)
+            self._status.save(shown)
         except TidesinkError as exc:
             _log.debug("cuts not saved", error=str(exc))
 
@@ -326,13 +348,10 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
     return table_version
 
 
-def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
-    """Return the state of a pipeline's cuts for ``tidesink status``, or None if the pipeline has no cuts.
-
-    It has the last cut, the bound of the next cut, and the reason why each table has not reached that bound.
+def cut_status(store: StateStore, pipeline: str) -> CutStatus | None:
+    """Return the stored state of a pipeline's cuts, or None if the pipeline has no cuts.
 
     Raises:
         StateStoreError: the store does not answer.
     """
-    document: Mapping[str, Any] | None = store.load_document(_KIND, pipeline)
-    return document
+    return _CUTS.of(store, pipeline).load()

@@ -71,7 +71,7 @@ class Rewinds:
             offsets = rewound_offsets(
                 topic_progress(progress, topic_offsets.topic),
                 topic_offsets,
-                asked.offsets,
+                dict(asked.offsets),
                 self._settings,
                 topic_id=asked.topic_id,
                 grown=self._context.topics.grown(topic_offsets),

@@ -430,8 +430,6 @@ class Snapshot:
         self._outside = False
         # The difference of columns with which the snapshot continues, since waiting did not remove it.
         self._settled = ColumnGap()
-        # The key's order when this worker first read it. Progress of earlier versions does not record it.
-        self._first_order: str | None = None
         # Open transactions that the snapshot waits for, and the monotonic time of the next check.
         self._open = frozenset[str]()
         self._looks_at = 0.0
@@ -833,10 +831,7 @@ class Snapshot:
         # matter for requested keys, which have their own order, and for the second phase of a resync, which
         # uses hashes.
         by_order = snapshot.keys is None and not (snapshot.sweep is not None and snapshot.sweep.begun)
-        if snapshot.order is None and self._first_order is None:
-            self._first_order = stored.order
-        known_order = self._first_order if snapshot.order is None else snapshot.order
-        same_order = known_order == stored.order or not by_order
+        same_order = snapshot.order == stored.order or not by_order
         snapshot, before = replace(snapshot, order=stored.order), snapshot.key
         if before == stored.key and same_order:
             return snapshot

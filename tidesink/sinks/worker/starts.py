@@ -19,17 +19,19 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import NO_STARTS, KafkaOffsets, Starts, TopicOffsets, is_other_topic
+from tidesink.sinks.state.documents import DocumentKind, list_key
 from tidesink.sinks.state.progress import Rank, StateStore
 from tidesink.sinks.worker.control import PLACE
 
-_KIND: Final = "start-offsets"
 _FUTURE: Final = "start: {} is in the future. Give a time that has passed, or latest."
 _LACKING: Final = (
     "start: has no offset for partition {}. Give an offset for each of the topic's partitions: {}."
@@ -53,7 +55,7 @@ _MISSING: Final = (
 _LOADED: Final = "The snapshot loads the other rows from source.database (snapshot: initial)."
 
 
-class KnownStart(NamedTuple):
+class KnownStart(msgspec.Struct, frozen=True, rename="kebab"):
     """The start of a table, as it is stored in the state store.
 
     ``said``: the setting ``start`` that was resolved, as text. ``topic_id``: Kafka's id of the topic.
@@ -66,6 +68,9 @@ class KnownStart(NamedTuple):
     topic_id: str
     offsets: Starts
     after: Rank = (0, 0, 0)
+
+
+_START: Final = DocumentKind("start-offsets", KnownStart, list_key)
 
 
 def said_of(start: str | dict[int, int]) -> str:
@@ -131,16 +136,7 @@ def known_start(store: StateStore, pipeline: str, table: TableId, topic: str) ->
     Raises:
         StateStoreError: the store does not answer.
     """
-    document = store.load_document(_KIND, _name(pipeline, table, topic))
-    if document is None:
-        return None
-    offsets = {int(number): offset for number, offset in document["offsets"].items()}
-    life, epoch, batch = document["after"]
-    return KnownStart(document["said"], document["topic-id"], offsets, (life, epoch, batch))
-
-
-def _name(pipeline: str, table: TableId, topic: str) -> str:
-    return json.dumps([pipeline, *table, topic], ensure_ascii=False)
+    return _START.of(store, pipeline, *table, topic).load()
 
 
 class Start:
@@ -277,22 +273,17 @@ class Start:
         return True
 
     def _save(self, topic_id: str, offsets: Starts) -> None:
-        self._known, self._is_stored = KnownStart(said_of(self._settings.start), topic_id, offsets), False
+        start = KnownStart(said_of(self._settings.start), topic_id, dict(sorted(offsets.items())))
+        self._known, self._is_stored = start, False
         self._store_known()
 
     def _store_known(self) -> None:
         """Store the start. Before this succeeds, no record of the table may be applied."""
         assert self._known is not None  # noqa: S101  (it was resolved)
         status = self._store.status_of(self._pipeline, self._settings.table)
-        self._known = start = self._known._replace(after=status.rank if status is not None else (0, 0, 0))
-        document: Any = {
-            "said": start.said,
-            "topic-id": start.topic_id,
-            "offsets": {str(number): offset for number, offset in sorted(start.offsets.items())},
-            "after": list(start.after),
-        }
-        name = _name(self._pipeline, self._settings.table, self._topic)
-        self._store.save_document(_KIND, name, document)
+        after = status.rank if status is not None else (0, 0, 0)
+        self._known = msgspec.structs.replace(self._known, after=after)
+        _START.of(self._store, self._pipeline, *self._settings.table, self._topic).save(self._known)
         self._is_stored = True
 
     def is_stale(self) -> bool:

@@ -1016,7 +1016,7 @@ class TableTask:
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
-        answers = not failure.is_of_kafka and failures.of(None) is None
+        answers = not failures.is_of_kafka(self.table) and failures.of(None) is None
         oldest = self._oldest.time(next_offsets, seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 

@@ -20,14 +20,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidesink.errors import ProgressError, StaleProgressError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, as_document, from_document, split_txn_version, txn_version
+from tidesink.sinks.state.progress import Progress, split_txn_version, txn_version
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
 from tidesink.sinks.targets.delta.log import MARKER, Commit, DeltaLog
 from tidesink.sinks.targets.delta.schema import BACKFILL_APPLICATION
+from tidesink.sinks.targets.lake.ledger import EntryKind, LakeEntry, form_of, or_none
 from tidesink.sinks.targets.lake.tables import transaction
 from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared, quote_identifier, quote_path
 from tidesink.typemap.target_schema import Shard
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 
 APPLICATION: Final = "tidesink.progress"
-_FORMAT: Final = 1
+# Stands for a commit that Delta has removed from the log.
+_CLEANED_AWAY: Final = Commit(-1, "cleaned away")
 _CLAIM_ATTEMPTS: Final = 5
 # Operations that replace the rows that tidesink's commits wrote.
 _REPLACING: Final = frozenset(
@@ -52,11 +54,8 @@ _REPLACING: Final = frozenset(
 )
 
 # Operations of tidesink's commits. An auto compaction (if the table's properties enable it) repeats the user
-# metadata of the previous batch, but its operation differs. Until 2026-11-22, commits without rows were
-# "Manual Update".
-_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER, "Manual Update"})
-
-EntryKind = Literal["claim", "batch"]
+# metadata of the previous batch, but its operation differs.
+_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER})
 
 
 class ProgressHistory(Protocol):
@@ -72,32 +71,17 @@ class ProgressHistory(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class DeltaEntry(LakeEntry):
     """The ledger entry in one of tidesink's commits.
 
-    ``kind``: whether the commit is a claim or a batch.
-    ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
-    ``progress``: the progress after the commit; None if no batch was ever applied.
     ``commit``: the commit that contains the entry.
-    ``keys``: the key columns under which rows were written; None if the commit does not record them.
     ``counts``: for a history table, the batch's row counts (``lake.versions.Counts``).
-    ``shard``, ``source``: in a table that several source tables share, the shard's name and its source table.
-    ``known``: in a shared table, the columns of the shard's rows.
     ``seen``: the table version up to which the worker had checked other writers' commits; None if not
         recorded.
     """
 
-    kind: EntryKind
-    pipeline: str
-    epoch: int
-    batch: int
-    progress: Progress | None
-    commit: Commit
-    keys: tuple[str, ...] | None = None
+    commit: Commit = _CLEANED_AWAY
     counts: Mapping[str, int] | None = None
-    shard: str | None = None
-    source: TableId | None = None
-    known: tuple[str, ...] | None = None
     seen: int | None = None
 
 
@@ -126,7 +110,7 @@ class Ledger:
         """The application name under which Delta stores the transaction version of this table or shard."""
         return application_of(APPLICATION, self.shard)
 
-    def newest(self, at: int | None = None) -> Entry | None:
+    def newest(self, at: int | None = None) -> DeltaEntry | None:
         """Return the ledger entry in this table's or shard's newest commit; None if the table or shard was
         never claimed.
 
@@ -159,7 +143,7 @@ class Ledger:
         if self.log.transaction_version(APPLICATION) is not None:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
 
-    def _own(self, entry: Entry | None) -> Entry | None:
+    def _own(self, entry: DeltaEntry | None) -> DeltaEntry | None:
         """Return ``entry`` if this table or shard wrote it; None if another shard wrote it, or if ``entry``
         is None.
 
@@ -192,7 +176,7 @@ class Ledger:
         entry = self.newest()
         return entry.progress if entry else None
 
-    def claim(self) -> Entry:
+    def claim(self) -> DeltaEntry:
         """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.
 
         The commit fences workers with an older epoch. Raises Delta's conflict exception if another tidesink
@@ -207,7 +191,7 @@ class Ledger:
         for _ in range(_CLAIM_ATTEMPTS):
             version = self.log.latest()
             held = self.newest(version)
-            if held is not None and held.progress is not None and held.keys is not None:
+            if held is not None and held.progress is not None:
                 self._owner.check_keys(held.keys)
             entry = self._claim_at(version, held)
             if entry is not None:
@@ -218,22 +202,27 @@ class Ledger:
             table=str(self.table),
         )
 
-    def _claim_at(self, read_version: int, held: Entry | None) -> Entry | None:
-        epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
-        progress = replace(held.progress, epoch=epoch) if held and held.progress else None
-        if progress and self.history:
-            self.history.record_progress(progress)
-        columns = held.known if held else None
-        text = self.entry_text("claim", epoch, batch, progress=progress, known=columns)
+    def _claim_at(self, read_version: int, held: DeltaEntry | None) -> DeltaEntry | None:
+        claim = self.claimed(held)
+        if claim.progress and self.history:
+            self.history.record_progress(claim.progress)
         version = self.log.commit_marker(
             self.application,
-            txn_version(epoch, batch),
-            text,
+            txn_version(claim.epoch, claim.batch),
+            claim.to_json(),
             read_at=read_version,
-            fences=self._fences(epoch),
+            fences=self._fences(claim.epoch),
         )
         commit = self.log.commit(version) if version is not None else None
         return read_entry(commit) if commit else None
+
+    def claimed(self, held: DeltaEntry | None) -> DeltaEntry:
+        """Return the ledger entry to commit for a claim. It has the next epoch and the applied progress.
+
+        ``held``: the ledger's current entry; None if the ledger is empty.
+        """
+        before = held if held is not None else self._entry("claim", 0, None)
+        return replace(before.claimed(self.keys), kind="claim")
 
     def _fences(self, epoch: int) -> dict[str, int]:
         """Return, by application name, the transaction versions that keep older workers from commits other
@@ -245,38 +234,27 @@ class Ledger:
         names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
         return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
 
-    def entry_text(
+    def batch_text(
         self,
-        kind: EntryKind,
-        epoch: int,
-        batch: int,
+        progress: Progress,
         *,
-        progress: Progress | None,
         counts: Mapping[str, int] | None = None,
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """Return the text of a ledger entry, which becomes the user metadata of a commit."""
-        document: dict[str, Any] = {
-            "tidesink": _FORMAT,
-            "kind": kind,
-            "pipeline": self.pipeline,
-            "epoch": epoch,
-            "batch": batch,
-            "keys": self.keys,
-            "progress": as_document(progress) if progress else None,
-            **({"counts": counts} if counts is not None else {}),
-            **({"seen": seen} if seen is not None else {}),
-            **self._of_shard(known),
-        }
-        return json.dumps(document, separators=(",", ":"))
+        """Return the text of a batch's ledger entry, which becomes the user metadata of its commit.
 
-    def _of_shard(self, columns: tuple[str, ...] | None) -> dict[str, Any]:
-        if self.shard is None:
-            return {}
-        return {"shard": self.shard.value, "source": self.table, "columns": columns}
+        The arguments are the fields of ``DeltaEntry``.
+        """
+        entry = replace(self._entry("batch", progress.epoch, progress), known=known)
+        more = {"counts": counts, "seen": seen}
+        return entry.to_json(**{name: member for name, member in more.items() if member is not None})
 
-    def since(self, version: int) -> tuple[int, list[Entry]]:
+    def _entry(self, kind: EntryKind, epoch: int, progress: Progress | None) -> DeltaEntry:
+        shard, source = (self.shard.value, self.table) if self.shard else (None, None)
+        return DeltaEntry(self.pipeline, self.keys, epoch, progress, kind=kind, shard=shard, source=source)
+
+    def since(self, version: int) -> tuple[int, list[DeltaEntry]]:
         """Return the table's latest version, and the ledger entries of later commits than ``version``, newest
         first.
 
@@ -294,7 +272,7 @@ class Ledger:
         entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
         return latest, entries
 
-    def lost_to(self, entry: Entry) -> StaleProgressError:
+    def lost_to(self, entry: DeltaEntry) -> StaleProgressError:
         """Return the error to raise because another worker has claimed the table.
 
         ``entry``: the other worker's ledger entry.
@@ -313,11 +291,11 @@ class Ledger:
             self.pipeline, self.table, self.keys, f"the Delta table at {self.path}", apart, self.shard
         )
 
-    def _check_owner(self, entry: Entry) -> None:
+    def _check_owner(self, entry: DeltaEntry) -> None:
         source = entry.progress.table if entry.progress else None
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
-    def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
+    def _check_rows(self, entry: DeltaEntry, passed: list[Commit]) -> None:
         """Check that no other commit replaced the rows of tidesink's newest commit.
 
         ``entry``: the ledger entry in tidesink's newest commit.
@@ -337,7 +315,7 @@ class Ledger:
         if newest_move is not None and not self._leads_back(newest_move, entry):
             raise moved(newest_move, version, **context)
 
-    def _leads_back(self, move: Commit, entry: Entry) -> bool:
+    def _leads_back(self, move: Commit, entry: DeltaEntry) -> bool:
         """Return True if the commit ``move`` is a RESTORE to a version that has the rows of ``entry``'s
         commit.
         """
@@ -354,7 +332,7 @@ class Ledger:
                 version -= 1
         return False
 
-    def _from_history(self, passed: list[Commit]) -> Entry | None:
+    def _from_history(self, passed: list[Commit]) -> DeltaEntry | None:
         version = self.log.transaction_version(self.application)
         if version is None:
             return None
@@ -363,7 +341,7 @@ class Ledger:
             raise moved_unseen(move, path=self.path, table=str(self.table))
         epoch, batch = split_txn_version(version)
         if batch == 0:
-            return self._remembered(epoch, 0, None)
+            return self._entry("batch", epoch, None)
         progress = self.history.progress_of(self.pipeline, self.table, version) if self.history else None
         if progress is None:
             raise ProgressError(
@@ -376,44 +354,26 @@ class Ledger:
                 "the start of its topic.",
                 table=str(self.table),
             )
-        return self._remembered(epoch, batch, progress)
-
-    def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
-        shard, source = (self.shard.value, self.table) if self.shard else (None, None)
-        commit = Commit(-1, "cleaned away")
-        return Entry("batch", self.pipeline, epoch, batch, progress, commit, shard=shard, source=source)
+        return self._entry("batch", epoch, progress)
 
 
-def read_entry(commit: Commit) -> Entry | None:
+def read_entry(commit: Commit) -> DeltaEntry | None:
     """Return the ledger entry in a commit; None if tidesink did not make the commit.
 
     Raises:
-        ProgressError: the entry has another format than this tidesink version reads.
+        ProgressError: the entry is damaged, or has another format than this tidesink version reads.
     """
     document = _document(commit.metadata)
     if document is None or commit.operation not in _OURS:
         return None
-    if document["tidesink"] != _FORMAT:
-        raise ProgressError(
-            f"Version {commit.version} of the Delta table has ledger format {document['tidesink']}, but "
-            "this tidesink "
-            f"version reads format {_FORMAT}. Run the tidesink version that wrote it, or a newer one."
-        )
-    progress, keys, source = document["progress"], document.get("keys"), document.get("source")
-    columns = document.get("columns")
-    return Entry(
-        kind=document["kind"],
-        pipeline=document["pipeline"],
-        epoch=int(document["epoch"]),
-        batch=int(document["batch"]),
-        progress=from_document(progress) if progress else None,
-        commit=commit,
-        keys=None if keys is None else tuple(keys),
-        counts=document.get("counts"),
-        shard=document.get("shard"),
-        source=None if source is None else TableId(*source),
-        known=None if columns is None else tuple(columns),
-        seen=document.get("seen"),
+    form = form_of(
+        f"The ledger entry in version {commit.version} of the Delta table",
+        "Restore an earlier version, or remove the table's folder and let the worker load the table again "
+        "from the start of its topic.",
+    )
+    stored = form.read(document)
+    return DeltaEntry(
+        **stored.common, commit=commit, counts=or_none(stored.counts), seen=or_none(stored.seen)
     )
 
 

@@ -46,7 +46,7 @@ from tidesink.sinks.targets.cuts import NAME as CUTS
 from tidesink.sinks.targets.cuts import TableVersion, check_named
 from tidesink.sinks.targets.delta import ledger, schema, writes
 from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWriter
-from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
+from tidesink.sinks.targets.delta.ledger import DeltaEntry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table, result_of
@@ -354,7 +354,7 @@ class DeltaTable(DeltaColumns):
         )
         self._soft = delete_mode == "soft"
         self._sink: FileSink | None = None
-        self._held: Entry | None = None
+        self._held: DeltaEntry | None = None
         self._seen = -1
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
@@ -537,10 +537,7 @@ class DeltaTable(DeltaColumns):
         self, batch: ReducedBatch, progress: Progress, counts: Mapping[str, int] | None = None
     ) -> str:
         columns = self._shard.written(batch.shape) if self._shard else None
-        numbers = (progress.epoch, progress.batch)
-        return self._ledger.entry_text(
-            "batch", *numbers, progress=progress, counts=counts, known=columns, seen=self._seen
-        )
+        return self._ledger.batch_text(progress, counts=counts, known=columns, seen=self._seen)
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch as files. Returns False if it needs a MERGE."""
@@ -647,7 +644,7 @@ class DeltaTable(DeltaColumns):
         except SPARK_ERRORS:
             return None
 
-    def _own_commit(self, progress: Progress) -> Entry | None:
+    def _own_commit(self, progress: Progress) -> DeltaEntry | None:
         """Return the ledger entry of a batch if the batch is committed; None otherwise.
 
         Raises:
@@ -671,7 +668,7 @@ class DeltaTable(DeltaColumns):
             )
         return done
 
-    def _entries_of(self, epoch: int) -> list[Entry]:
+    def _entries_of(self, epoch: int) -> list[DeltaEntry]:
         """Return the ledger's entries that were committed since the last call, newest first.
 
         Raises:
@@ -692,7 +689,7 @@ class DeltaTable(DeltaColumns):
             self._entries_of(self._holding().epoch)
             yield
 
-    def _holding(self) -> Entry:
+    def _holding(self) -> DeltaEntry:
         if self._held is None:
             raise StaleProgressError(
                 "The table must be claimed before a batch is applied. Call `claim` first.",

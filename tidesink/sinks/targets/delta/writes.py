@@ -13,7 +13,7 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
 from tidesink.sinks.targets.delta import schema
-from tidesink.sinks.targets.delta.ledger import APPLICATION, Entry, Ledger, application_of
+from tidesink.sinks.targets.delta.ledger import APPLICATION, DeltaEntry, Ledger, application_of
 from tidesink.sinks.targets.delta.log import Commit, DeltaLog, user_metadata
 from tidesink.sinks.targets.lake import merge as lake_merge
 from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
@@ -117,7 +117,7 @@ def commit_versions(
             session.catalog.dropTempView(_VIEW)
 
 
-def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
+def result_of(entry: DeltaEntry, batch: ReducedBatch) -> ApplyResult:
     """Return the row counts of a committed batch.
 
     ``entry``: the ledger entry in the commit.
@@ -169,7 +169,7 @@ def _merge_result(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
-def _history_result(entry: Entry, batch: ReducedBatch) -> ApplyResult:
+def _history_result(entry: DeltaEntry, batch: ReducedBatch) -> ApplyResult:
     """Return the row counts of a batch that was committed to a history table.
 
     Raises:
@@ -202,7 +202,7 @@ class DeltaShard:
         self._session, self._log, self._ledger = session, log, ledger
         self._known: tuple[str, ...] | None = None
 
-    def claimed(self, entry: Entry, present: Iterable[str]) -> None:
+    def claimed(self, entry: DeltaEntry, present: Iterable[str]) -> None:
         """Read from the ledger which columns the shard's rows have. Called when the table is claimed.
 
         ``entry``: the ledger entry of the claim. If it does not record the columns, because Delta has removed

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import uuid4
 
 from tidesink.errors import (
-    ProgressError,
     StaleProgressError,
     TidesinkError,
     TransientTargetError,
 )
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.state.progress import Progress, as_document, from_document
+from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict
+from tidesink.sinks.targets.lake.ledger import LakeEntry, form_of, or_none
 from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_shared, tag
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
@@ -29,63 +28,35 @@ SHARED_ROWS: Final = "tidesink.rows"
 # Property that the user sets: the id of a snapshot whose rows are right although the table was rolled back.
 ACCEPTED: Final = "tidesink.accepted"
 BRANCH_PREFIX: Final = "tidesink_"
-_FORMAT: Final = 1
-
-EntryKind = Literal["claim", "batch"]
+_FORM: Final = form_of(
+    f"The table property {LEDGER}",
+    "Restore its earlier value, or drop the table and let the worker load it again from the start of its "
+    "topic.",
+)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The ledger entry of a table, or of one shard of a table that several source tables share.
+class IcebergEntry(LakeEntry):
+    """The ledger entry in a table property.
 
-    ``kind``: whether a claim or a batch wrote the entry.
-    ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
-    ``progress``: the applied progress; None if no batch was ever applied.
-    ``snapshot``: id of the snapshot with the rows of this progress.
-    ``keys``: the key columns under which the rows were written.
+    ``snapshot``: id of the snapshot with the rows of the progress.
     ``claimed_by``: a new id for each claim. The epoch is not enough to identify a claim, because an epoch is
         used twice if the catalog is restored from a backup.
-    ``result``: the last batch's result, which is returned if the batch is applied again.
-    ``shard``, ``source``: in a shared table, the shard's name and its source table.
-    ``known``: in a shared table, the columns of the shard's rows; None if the shard has no rows.
     """
 
-    kind: EntryKind
-    pipeline: str
-    epoch: int
-    batch: int
-    progress: Progress | None
-    snapshot: int
-    keys: tuple[str, ...]
+    snapshot: int = 0
     claimed_by: str = ""
-    result: ApplyResult | None = None
-    shard: str | None = None
-    source: TableId | None = None
-    known: tuple[str, ...] | None = None
 
     @property
     def branch(self) -> str:
         """The branch on which the worker of this epoch stages rows before they are published."""
         return f"{branches_of(self.shard)}{self.epoch}"
 
-    def to_json(self) -> str:
-        """Return the entry as JSON text, which is the value of a table property."""
-        result = self.result
-        document: dict[str, Any] = {
-            "tidesink": _FORMAT,
-            "kind": self.kind,
-            "pipeline": self.pipeline,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "snapshot": self.snapshot,
-            "keys": self.keys,
-            "claimed_by": self.claimed_by,
-            "result": None if result is None else _result_document(result),
-            "progress": as_document(self.progress) if self.progress else None,
-        }
-        if self.shard is not None:
-            document |= {"shard": self.shard, "source": self.source, "columns": self.known}
-        return json.dumps(document, separators=(",", ":"))
+    @property
+    def text(self) -> str:
+        """The entry as JSON text, which is the value of the table property."""
+        result = None if self.result is None else _result_members(self.result)
+        return self.to_json(snapshot=self.snapshot, claimed_by=self.claimed_by, result=result)
 
 
 @dataclass(frozen=True)
@@ -109,10 +80,10 @@ class IcebergLedger:
         """The name of the table property that contains the ledger entry of this table or shard."""
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
-    def properties(self, entry: Entry) -> dict[str, str]:
+    def properties(self, entry: IcebergEntry) -> dict[str, str]:
         """Return the table properties (name and value) that store a ledger entry."""
         shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
-        return {self.name: entry.to_json(), **shared}
+        return {self.name: entry.text, **shared}
 
     def is_ours(self, branch: str) -> bool:
         """Return True if a branch is a staging branch of this table or shard, whatever its epoch."""
@@ -125,7 +96,7 @@ class IcebergLedger:
         own = self.shard.value if self.shard else None
         return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)
 
-    def entry(self, state: TableState) -> Entry | None:
+    def entry(self, state: TableState) -> IcebergEntry | None:
         """Return the entry in the table's ledger; None if the table or shard was never claimed.
 
         Raises:
@@ -159,23 +130,26 @@ class IcebergLedger:
         if self.shard is None and state.property(SHARED_ROWS) is not None:
             raise is_shared(target, self.shards(state), table=self.table)
 
-    def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
+    def claimed(self, held: IcebergEntry | None, *, snapshot: int) -> IcebergEntry:
         """Return the ledger entry to commit for a claim. It has the next epoch and the applied progress.
 
         ``held``: the ledger's current entry; None if the ledger is empty.
         ``snapshot``: id of the snapshot that readers see.
         """
-        epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
-        progress = replace(held.progress, epoch=epoch) if held and held.progress else None
-        claim = Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
-        if self.shard is None:
-            return claim
-        columns = held.known if held else None
-        return replace(claim, shard=self.shard.value, source=self.table, known=columns)
+        shard, source = (self.shard.value, self.table) if self.shard else (None, None)
+        before = held or IcebergEntry(self.pipeline, self.keys, shard=shard, source=source)
+        claim = before.claimed(self.keys)
+        return replace(claim, kind="claim", snapshot=snapshot, claimed_by=uuid4().hex)
 
     def batch(
-        self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TargetSchema
-    ) -> Entry:
+        self,
+        held: IcebergEntry,
+        progress: Progress,
+        result: ApplyResult,
+        *,
+        snapshot: int,
+        shape: TargetSchema,
+    ) -> IcebergEntry:
         """Return the ledger entry to commit with a batch.
 
         ``held``: the entry of the worker's claim or of its previous batch.
@@ -183,10 +157,10 @@ class IcebergLedger:
         ``shape``: the columns and key of the batch's rows.
         """
         columns = None if self.shard is None else known_after(held.known or (), shape)
-        applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=columns)
+        applied = replace(held, kind="batch", progress=progress, known=columns)
         return replace(applied, snapshot=snapshot, result=result)
 
-    def lost_to(self, entry: Entry) -> StaleProgressError:
+    def lost_to(self, entry: IcebergEntry) -> StaleProgressError:
         """Return the error to raise because another worker has claimed the table.
 
         ``entry``: the other worker's ledger entry.
@@ -204,7 +178,7 @@ class IcebergLedger:
             self.pipeline, self.table, self.keys, f"the Iceberg table {self.location}", apart, self.shard
         )
 
-    def check_keys(self, entry: Entry | None) -> None:
+    def check_keys(self, entry: IcebergEntry | None) -> None:
         """Check that the stored rows were written under the configured key.
 
         ``entry``: the ledger's entry; None if the ledger is empty.
@@ -215,7 +189,7 @@ class IcebergLedger:
         if entry is not None and entry.progress is not None:
             self._owner.check_keys(entry.keys)
 
-    def _check_owner(self, entry: Entry) -> None:
+    def _check_owner(self, entry: IcebergEntry) -> None:
         source = entry.progress.table if entry.progress else None
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
@@ -292,49 +266,18 @@ def _replaces_all(state: TableState, snapshot: Any, parent: Any) -> bool:
     return snapshot.operation() == "overwrite" and before > 0 and removed == before
 
 
-def _read(text: str) -> Entry:
-    document = _document(text)
-    if document.get("tidesink") != _FORMAT:
-        raise ProgressError(
-            f"The table property {LEDGER} has ledger format {document.get('tidesink')}, but this tidesink "
-            "version "
-            f"reads format {_FORMAT}. Run the tidesink version that wrote it, or a newer one."
-        )
-    progress, result = document["progress"], document["result"]
-    return Entry(
-        kind=document["kind"],
-        pipeline=document["pipeline"],
-        epoch=int(document["epoch"]),
-        batch=int(document["batch"]),
-        progress=from_document(progress) if progress else None,
-        snapshot=int(document["snapshot"]),
-        keys=tuple(document["keys"]),
-        shard=document.get("shard"),
-        source=TableId(*document["source"]) if document.get("source") else None,
-        known=None if document.get("columns") is None else tuple(document["columns"]),
-        claimed_by=document["claimed_by"],
+def _read(text: str) -> IcebergEntry:
+    stored = _FORM.read_text(text)
+    result: Any = or_none(stored.result)
+    return IcebergEntry(
+        **stored.common,
+        snapshot=or_none(stored.snapshot) or 0,
+        claimed_by=or_none(stored.claimed_by) or "",
         result=None if result is None else ApplyResult(*result),
     )
 
 
-def _document(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError as exc:
-        raise ProgressError(
-            f"The table property {LEDGER} is not JSON: another program may have changed it. Restore its "
-            "earlier "
-            "value, or drop the table and let the worker load it again from the start of its topic."
-        ) from exc
-    if not isinstance(document, dict):
-        raise ProgressError(
-            f"The table property {LEDGER} is not a ledger: another program may have changed it. Restore its "
-            "earlier value, or drop the table and let the worker load it again from the start of its topic."
-        )
-    return document
-
-
-def _result_document(result: ApplyResult) -> list[int | str]:
+def _result_members(result: ApplyResult) -> list[int | str]:
     values: list[int | str] = [result.inserted, result.updated, result.deleted, result.absent, result.version]
     return [*values, result.stale] if result.stale else values
 
@@ -350,11 +293,11 @@ class Holder:
 
     def __init__(self, table: JvmTable, ledger: IcebergLedger, name: TableId) -> None:
         self._table, self._ledger, self._name = table, ledger, name
-        self._held: Entry | None = None
+        self._held: IcebergEntry | None = None
         self._uuid = ""
 
     @property
-    def held(self) -> Entry:
+    def held(self) -> IcebergEntry:
         """The ledger entry as this worker last wrote or read it.
 
         Raises:
@@ -367,7 +310,7 @@ class Holder:
             )
         return self._held
 
-    def claim(self) -> Entry:
+    def claim(self) -> IcebergEntry:
         """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.
 
         The commit fences workers with an older epoch.
@@ -433,7 +376,7 @@ class Holder:
 
     def publish(
         self,
-        entry: Entry,
+        entry: IcebergEntry,
         *,
         on: int | None,
         at: TableState | None = None,
@@ -490,7 +433,7 @@ class Holder:
     def _put(
         self,
         state: TableState,
-        entry: Entry,
+        entry: IcebergEntry,
         *,
         adding: Any = None,
         forgetting: Iterable[str] = (),
@@ -512,7 +455,7 @@ class Holder:
 
         return self._commit(state, change, entry=entry)
 
-    def _branch_at(self, state: TableState, entry: Entry) -> Any:
+    def _branch_at(self, state: TableState, entry: IcebergEntry) -> Any:
         """Return Java's branch reference that makes the staging branch point to the entry's snapshot.
 
         The reference always differs from the branch's current one, so that another worker's commit conflicts
@@ -522,7 +465,7 @@ class Holder:
         keep = 2 if before is not None and before.minSnapshotsToKeep() == 1 else 1
         return self._table.branch_at(entry.snapshot, keep=keep)
 
-    def _commit(self, state: TableState, change: Any, *, entry: Entry | None = None) -> bool:
+    def _commit(self, state: TableState, change: Any, *, entry: IcebergEntry | None = None) -> bool:
         try:
             self._table.commit(state, change)
         except SPARK_ERRORS as exc:
@@ -532,7 +475,7 @@ class Holder:
                 raise self._uncertain(exc) from exc
         return True
 
-    def _landed(self, entry: Entry) -> bool:
+    def _landed(self, entry: IcebergEntry) -> bool:
         """Return True if the ledger has the entry ``entry`` although its commit raised an error.
 
         Returns False if it does not, or if the ledger cannot be read.

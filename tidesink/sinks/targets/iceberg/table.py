@@ -18,7 +18,7 @@ from tidesink.config.targets import IcebergSettings
 from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import translating
-from tidesink.sinks.state.progress import Progress, check_held, done_before
+from tidesink.sinks.state.progress import Progress, check_held
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     ApplyResult,
@@ -464,11 +464,11 @@ class IcebergTable(IcebergColumns):
         Raises:
             StaleProgressError: this worker does not hold the batch's epoch, or a later batch is applied.
         """
-        hold = (self._holder.held.epoch,)
+        hold = self._holder.held.hold
         check_held(hold, hold, table=self._name, batch=progress.epoch)
         state = self._holder.current()
         held = self._holder.held
-        return state, done_before(progress, held.progress, held.result if held.kind == "batch" else None)
+        return state, held.done(progress)
 
     def _attempt(
         self, batch: ReducedBatch, progress: Progress, state: TableState | None

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from tidesink.errors import StaleProgressError
 from tidesink.events import TableId, fold_name
-from tidesink.sinks.state.progress import Progress, from_json, to_json
+from tidesink.sinks.state.progress import from_json, to_json
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ApplyResult, Collected
+from tidesink.sinks.targets.ledger import Entry
 from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared
 from tidesink.sinks.targets.sql.dialect import Dialect
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, SHARDS, Place, commit_ts_in, hex_above
@@ -37,26 +38,17 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class SqlEntry(Entry):
     """A target table's row in the ledger.
 
-    ``keys``: the key columns under which the rows were written.
-    ``result``: row counts of the last batch; None after a new epoch was claimed.
     ``commits``: number of committed batches.
     ``horizon``: commit_ts up to which tombstones may have been removed; None if none were.
     ``identity``: the server's ids of the ledger and the target table (``Dialect.identity``).
-    ``known``: for a shard, the columns of its rows; None if the shard has no rows.
     """
 
-    pipeline: str
-    epoch: int = 0
-    progress: Progress | None = None
-    keys: tuple[str, ...] = ()
-    result: ApplyResult | None = None
     commits: int = 0
     horizon: int | None = None
     identity: str | None = None
-    known: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,20 +80,20 @@ class SqlLedger:
     def _columns(self) -> tuple[str, ...]:
         return (*_COLUMNS, "known_columns") if self.place.shard else _COLUMNS
 
-    def _values(self, entry: Entry) -> tuple[Any, ...]:
+    def _values(self, entry: SqlEntry) -> tuple[Any, ...]:
         columns = None if entry.known is None else json.dumps(list(entry.known))
         return (*_values(entry), columns) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
         """Insert a ledger row for the table or shard if it is missing."""
         values = (*self._own.values(), json.dumps(list(self.place.source)))
-        values += self._values(Entry(self.pipeline, keys=self.keys))
+        values += self._values(SqlEntry(self.pipeline, self.keys))
         names = ", ".join((*self._own, "source_table", *self._columns))
         marks = ", ".join(["%s"] * len(values))
         insert = self.dialect.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
         cursor.execute(insert, values)
 
-    def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
+    def read(self, cursor: Any, *, lock: bool = False) -> SqlEntry | None:
         """Return the table's ledger row; None if the ledger has no such row.
 
         ``lock``: lock the row until the transaction ends.
@@ -121,7 +113,7 @@ class SqlLedger:
         self._owner.check_writer(entry.pipeline, TableId(*json.loads(source)))
         return entry
 
-    def write(self, cursor: Any, entry: Entry) -> None:
+    def write(self, cursor: Any, entry: SqlEntry) -> None:
         """Update the table's ledger row, which this transaction must have locked."""
         sets = ", ".join(f"{name} = %s" for name in self._columns)
         statement = f"UPDATE {self.location} SET {sets}, updated_at = CURRENT_TIMESTAMP WHERE {self._where}"
@@ -179,7 +171,7 @@ class SqlLedger:
         cursor.execute(query, tuple(self._own.values()))
         return cursor.fetchone() is not None
 
-    def claimed(self, entry: Entry) -> Entry:
+    def claimed(self, entry: SqlEntry) -> SqlEntry:
         """Return the ledger row ``entry`` with the next epoch, for a worker that claims the table.
 
         Raises:
@@ -187,11 +179,9 @@ class SqlLedger:
         """
         if entry.progress:
             self._owner.check_keys(entry.keys)
-        epoch = entry.epoch + 1
-        progress = replace(entry.progress, epoch=epoch) if entry.progress else None
-        return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
+        return entry.claimed(self.keys)
 
-    def identified(self, cursor: Any, entry: Entry) -> Entry:
+    def identified(self, cursor: Any, entry: SqlEntry) -> SqlEntry:
         """Return the ledger row ``entry`` with the server's current ids of the ledger and the target table.
 
         Raises:
@@ -229,7 +219,7 @@ def _made_again(before: str, now: str) -> bool:
     return old_ledger == new_ledger and old != new
 
 
-def _values(entry: Entry) -> tuple[Any, ...]:
+def _values(entry: SqlEntry) -> tuple[Any, ...]:
     return (
         entry.pipeline,
         entry.epoch,
@@ -243,17 +233,17 @@ def _values(entry: Entry) -> tuple[Any, ...]:
     )
 
 
-def _entry(values: list[Any]) -> Entry:
+def _entry(values: list[Any]) -> SqlEntry:
     pipeline, epoch, _, progress, keys, result, commits, horizon, identity = values
-    return Entry(
+    return SqlEntry(
         pipeline,
+        tuple(json.loads(keys)),
         int(epoch),
         from_json(progress) if progress else None,
-        tuple(json.loads(keys)),
         ApplyResult(**json.loads(result)) if result else None,
-        int(commits),
-        None if horizon is None else int(horizon),
-        identity,
+        commits=int(commits),
+        horizon=None if horizon is None else int(horizon),
+        identity=identity,
     )
 
 
@@ -274,7 +264,7 @@ class SqlTombstones:
     place: Place
     ledger: SqlLedger
     transaction: Callable[[], AbstractContextManager[Any]]
-    held: Callable[[Any], Entry]
+    held: Callable[[Any], SqlEntry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
         """Remove the tombstones of deletes up to the commit_ts ``horizon``.

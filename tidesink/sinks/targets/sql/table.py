@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
 from tidesink.events import fold_name, folding
-from tidesink.sinks.state.progress import Progress, check_held, done_before
+from tidesink.sinks.state.progress import Progress, check_held
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
@@ -50,7 +50,7 @@ from tidesink.sinks.targets.sql.columns import (
 )
 from tidesink.sinks.targets.sql.cuts import ExcludedTables, Gathered
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge
-from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger, SqlTombstones
+from tidesink.sinks.targets.sql.ledger import SqlEntry, SqlLedger, SqlTombstones
 from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import (
@@ -172,7 +172,7 @@ class SqlTable:
         """
         with self._transaction(writes=False) as cursor:
             entry = self._held(cursor, self._claimed_epoch(), lock=False, batch=progress.epoch)
-            done = done_before(progress, entry.progress, entry.result)
+            done = entry.done(progress)
         if done is not None:
             return done
         if batch.how.mode == "history":
@@ -430,7 +430,7 @@ class SqlTable:
             self._alter(cursor, statements(self.place.location, self._present), widens=True)
 
     @contextmanager
-    def _altering(self) -> Iterator[tuple[Any, Entry]]:
+    def _altering(self) -> Iterator[tuple[Any, SqlEntry]]:
         """Lock the ledger row while columns are changed, and yield the transaction's cursor and the row."""
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
@@ -474,7 +474,7 @@ class SqlTable:
     def _literal(self, text: str | None, column_type: str) -> str | None:
         return None if text is None else self._dialect.literal(text, column_type)
 
-    def _check_rows(self, entry: Entry, cursor: Any) -> None:
+    def _check_rows(self, entry: SqlEntry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
             raise StaleProgressError(
                 f"{self.place.shown} was dropped, but the ledger still has its progress. To continue would "
@@ -557,7 +557,7 @@ class SqlTable:
         batch.hooks.on_staged()
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, progress.epoch)
-            done = done_before(progress, entry.progress, entry.result)
+            done = entry.done(progress)
             if done is not None:
                 return done
             entry = self._ledger.identified(cursor, entry)
@@ -632,7 +632,7 @@ class SqlTable:
             natives=self._natives(batch.shape),
         )
 
-    def _prepare_gathered(self, cursor: Any, entry: Entry) -> None:
+    def _prepare_gathered(self, cursor: Any, entry: SqlEntry) -> None:
         """Prepare the side table of gathered changes, when the table is claimed and its ledger row is locked.
 
         With cuts, create the side table if missing. The last cut then does not include the table. Without
@@ -659,7 +659,7 @@ class SqlTable:
             )
         return self._epoch
 
-    def _read(self, cursor: Any, *, lock: bool) -> Entry:
+    def _read(self, cursor: Any, *, lock: bool) -> SqlEntry:
         entry = self._ledger.read(cursor, lock=lock)
         if entry is None:
             raise StaleProgressError(
@@ -669,14 +669,14 @@ class SqlTable:
             )
         return entry
 
-    def _held(self, cursor: Any, epoch: int, *, lock: bool = True, batch: int | None = None) -> Entry:
+    def _held(self, cursor: Any, epoch: int, *, lock: bool = True, batch: int | None = None) -> SqlEntry:
         """Return the ledger row, after checking that it has this worker's epoch.
 
         Raises:
             StaleProgressError: another worker claimed the table, or the batch is from another epoch.
         """
         entry = self._read(cursor, lock=lock)
-        check_held((entry.epoch,), (epoch,), table=self.place.source, batch=batch)
+        check_held(entry.hold, (epoch,), table=self.place.source, batch=batch)
         return entry
 
     @contextmanager
@@ -777,7 +777,7 @@ class SqlShard:
     def fill(
         self,
         cursor: Any,
-        entry: Entry,
+        entry: SqlEntry,
         shape: TargetSchema,
         *,
         defaults: Mapping[str, str],
@@ -800,7 +800,7 @@ class SqlShard:
             cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
-    def written(self, entry: Entry, shape: TargetSchema) -> Entry:
+    def written(self, entry: SqlEntry, shape: TargetSchema) -> SqlEntry:
         """Return the shard's ledger row ``entry`` with the columns of ``shape`` added to those it lists."""
         return replace(entry, known=known_after(entry.known or (), shape))
 

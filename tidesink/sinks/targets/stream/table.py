@@ -24,6 +24,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PythonException
@@ -40,13 +41,13 @@ from tidesink.errors import (
 from tidesink.events import ColumnType, Row, TableId, Value
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
+from tidesink.sinks.state.documents import DocumentKind, Version, list_key
 from tidesink.sinks.state.progress import (
     Hold,
     Progress,
     StateStore,
     as_document,
     check_held,
-    done_before,
     from_document,
 )
 from tidesink.sinks.targets.base import (
@@ -61,6 +62,7 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
+from tidesink.sinks.targets.ledger import Entry
 from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema
@@ -70,37 +72,42 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-KIND: Final = "target-ledger"
-_VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
-_TRIES: Final = 8
 _CUT_DIGITS: Final = 16
 _APART: Final = "send this table to its own topic or URL (target.topic, target.url or routes in the config)"
 
 
+class _StoredEntry(msgspec.Struct, frozen=True):
+    """The document of a ledger entry. ``result``: upserted and deleted rows, and the version."""
+
+    version: int
+    pipeline: str
+    keys: tuple[str, ...]
+    epoch: int
+    sent_epoch: int
+    follows: int
+    columns: tuple[tuple[str, str], ...] | None
+    progress: dict[str, Any] | None
+    result: tuple[int, int, str] | None
+
+
+LEDGER: Final = DocumentKind("target-ledger", _StoredEntry, list_key, ProgressError, Version("version", 1))
+
+
 @dataclass(frozen=True)
-class LedgerEntry:
+class MessageEntry(Entry):
     """The ledger entry of one table in the state store.
 
-    ``keys``: the key columns under which rows were sent.
-    ``epoch``: the number of claims.
     ``sent_epoch``: the epoch in messages. It rises with each claim, even if the store was lost in between.
     ``follows``: the ``sent_epoch`` under which the previous batch was recorded, or that of the first claim if
         no batch was recorded. It is part of idempotency keys: it does not change when a batch is sent again,
         but it differs if the store was lost and a batch number is used a second time.
     ``columns``: all columns that were ever sent: Spark type by name. None before the first claim.
-    ``progress``: the recorded progress; None if no batch was ever sent.
-    ``result``: the last batch's result; None after a claim.
     """
 
-    pipeline: str
-    keys: tuple[str, ...]
-    epoch: int = 0
     sent_epoch: int = 0
     follows: int = 0
     columns: Mapping[str, str] | None = None
-    progress: Progress | None = None
-    result: ApplyResult | None = None
 
     @property
     def hold(self) -> Hold:
@@ -111,47 +118,30 @@ class LedgerEntry:
         """
         return self.epoch, self.sent_epoch
 
-    def as_document(self) -> dict[str, Any]:
-        """Return the ledger entry as a mapping that can be stored as JSON."""
+    @property
+    def stored(self) -> _StoredEntry:
+        """The ledger entry as it is stored."""
         result = self.result
-        return {
-            "version": _VERSION,
-            "pipeline": self.pipeline,
-            "keys": list(self.keys),
-            "epoch": self.epoch,
-            "sent_epoch": self.sent_epoch,
-            "follows": self.follows,
-            "columns": None if self.columns is None else [list(item) for item in self.columns.items()],
-            "progress": None if self.progress is None else as_document(self.progress),
-            "result": None if result is None else [result.upserted, result.deleted, result.version],
-        }
+        return _StoredEntry(
+            version=1,
+            pipeline=self.pipeline,
+            keys=self.keys,
+            epoch=self.epoch,
+            sent_epoch=self.sent_epoch,
+            follows=self.follows,
+            columns=None if self.columns is None else tuple(self.columns.items()),
+            progress=None if self.progress is None else as_document(self.progress),
+            result=None if result is None else (result.upserted, result.deleted, result.version),
+        )
 
-    def claimed(self, now: int) -> LedgerEntry:
-        """Return the ledger entry after a claim: with the next epochs and without a result.
+    def claimed_at(self, now: int) -> MessageEntry:
+        """Return the ledger entry after a claim, with the next epochs.
 
         ``now``: the current time in milliseconds since 1970.
         """
-        epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
-        progress = self.progress and replace(self.progress, epoch=epoch)
-        # The result is dropped, because it belongs to a batch of the previous epoch.
-        return replace(
-            self,
-            epoch=epoch,
-            sent_epoch=reported,
-            follows=self.follows or reported,
-            progress=progress,
-            result=None,
-        )
-
-    def done(self, progress: Progress) -> ApplyResult | None:
-        """Return the recorded result of a batch that was already sent; None if the batch must be sent.
-
-        ``progress``: the progress that includes the batch.
-
-        Raises:
-            StaleProgressError: a later batch is recorded, or ``progress`` does not follow the recorded one.
-        """
-        return done_before(progress, self.progress, self.result)
+        sent_epoch = max(self.sent_epoch + 1, now)
+        claim = self.claimed(self.keys)
+        return replace(claim, sent_epoch=sent_epoch, follows=self.follows or sent_epoch)
 
     def cut(self, progress: Progress) -> str:
         """Return a hash of the offsets at which a batch ends, for idempotency keys.
@@ -177,7 +167,7 @@ class Stamp:
     ``epoch``: the epoch in messages. It is not part of idempotency keys, because a batch that is sent again
         after a restart has another epoch, but must have the same keys.
     ``batch``: the batch number.
-    ``cut``: the hash that ``LedgerEntry.cut`` returns. It gives a batch other keys if it ends at other
+    ``cut``: the hash that ``MessageEntry.cut`` returns. It gives a batch other keys if it ends at other
         offsets, or if its number is used a second time after the store was lost.
     """
 
@@ -188,36 +178,22 @@ class Stamp:
     cut: str
 
     @classmethod
-    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+    def of(cls, entry: MessageEntry, progress: Progress) -> Stamp:
         """Return the stamp of the batch that ends at ``progress``. ``entry``: the table's ledger entry."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
-def _read(document: Any) -> LedgerEntry:
-    try:
-        if document["version"] != _VERSION:
-            raise ProgressError(
-                f"The ledger in the state store has format {document['version']!r}, but this tidesink reads "
-                f"format {_VERSION}. Run the tidesink version that wrote it, or a newer one."
-            )
-        columns, progress, result = (document[name] for name in ("columns", "progress", "result"))
-        return LedgerEntry(
-            pipeline=document["pipeline"],
-            keys=tuple(document["keys"]),
-            epoch=int(document["epoch"]),
-            # Ledgers of earlier versions lack these two fields. 0 is below any time of the clock.
-            sent_epoch=int(document.get("sent_epoch", 0)),
-            follows=int(document.get("follows", 0)),
-            columns=None if columns is None else dict(columns),
-            progress=None if progress is None else from_document(progress),
-            result=None if result is None else sent_result(*result),
-        )
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ProgressError(
-            f"The ledger in the state store is damaged ({type(exc).__name__}: {exc}). Restore the state "
-            "store from "
-            "a backup."
-        ) from exc
+def _entry(stored: _StoredEntry) -> MessageEntry:
+    return MessageEntry(
+        pipeline=stored.pipeline,
+        keys=stored.keys,
+        epoch=stored.epoch,
+        sent_epoch=stored.sent_epoch,
+        follows=stored.follows,
+        columns=None if stored.columns is None else dict(stored.columns),
+        progress=None if stored.progress is None else from_document(stored.progress),
+        result=None if stored.result is None else sent_result(*stored.result),
+    )
 
 
 def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
@@ -225,15 +201,15 @@ def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
     return ApplyResult(upserts, 0, deletes, 0, version)
 
 
-def ledger_name(place: tuple[str, ...], table: TableId) -> str:
-    """Return the name of a table's ledger document, from the destination and the table.
+def ledger_names(place: tuple[str, ...], table: TableId) -> tuple[str, ...]:
+    """Return the names that identify a table's ledger document, from the destination and the table.
 
     ``place``: the type of target and the destination. A long destination is replaced by its hash.
     """
-    shown = [
+    shown = (
         part if len(part) <= _LONGEST_PLACE else hashlib.sha256(part.encode()).hexdigest() for part in place
-    ]
-    return json.dumps([*shown, *table], ensure_ascii=False)
+    )
+    return (*shown, *table)
 
 
 def now_ms() -> int:
@@ -261,8 +237,7 @@ class StoreLedger:
         source: TableId | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:
-        self._store = store
-        self._name = ledger_name(place, table)
+        self._document = LEDGER.of(store, *ledger_names(place, table))
         self._owner = Owner(pipeline, source or table, keys, f"the table at {':'.join(place)}", _APART)
         self._clock = clock
         self._claimed: Hold | None = None
@@ -277,7 +252,7 @@ class StoreLedger:
             SchemaRefusedError: the rows were sent under another key.
             TransientTargetError: other workers kept changing the ledger.
         """
-        entry = self._changed(lambda entry: entry.claimed(self._clock()))
+        entry = self._changed(lambda entry: entry.claimed_at(self._clock()))
         self._claimed = entry.hold
         return Claim(entry.epoch, entry.progress)
 
@@ -285,16 +260,16 @@ class StoreLedger:
         """Return the recorded progress; None if no batch was ever sent."""
         return self.entry().progress
 
-    def entry(self) -> LedgerEntry:
+    def entry(self) -> MessageEntry:
         """Return the table's ledger entry in the store, or a new entry if there is no entry in the store.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
             SchemaRefusedError: the rows were sent under another key.
         """
-        return self._checked(self._store.load_document(KIND, self._name))
+        return self._checked(self._document.load())
 
-    def held(self, epoch: int | None = None) -> LedgerEntry:
+    def held(self, epoch: int | None = None) -> MessageEntry:
         """Return the table's ledger entry, after checking that this worker still holds the table.
 
         ``epoch``: the epoch of the batch to send, which must be the claimed one; None to skip this check.
@@ -311,7 +286,7 @@ class StoreLedger:
             StaleProgressError: another worker claimed the table after this worker did.
         """
 
-        def written(entry: LedgerEntry) -> LedgerEntry:
+        def written(entry: MessageEntry) -> MessageEntry:
             return replace(self._mine(entry), progress=progress, result=result, follows=entry.sent_epoch)
 
         self._changed(written)
@@ -324,24 +299,20 @@ class StoreLedger:
         """
         self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
 
-    def _mine(self, entry: LedgerEntry, batch: int | None = None) -> LedgerEntry:
+    def _mine(self, entry: MessageEntry, batch: int | None = None) -> MessageEntry:
         check_held(entry.hold, self._claimed, table=self._owner.table, batch=batch)
         return entry
 
-    def _changed(self, change: Callable[[LedgerEntry], LedgerEntry]) -> LedgerEntry:
-        for _ in range(_TRIES):
-            old = self._store.load_document(KIND, self._name)
-            new = change(self._checked(old))
-            if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
-                return new
-        raise TransientTargetError(
+    def _changed(self, change: Callable[[MessageEntry], MessageEntry]) -> MessageEntry:
+        busy = TransientTargetError(
             "Other workers kept changing the table's ledger in the state store. The worker tries again. Run "
             "only one worker per table.",
             table=str(self._owner.table),
         )
+        return _entry(self._document.change(lambda stored: change(self._checked(stored)).stored, busy))
 
-    def _checked(self, document: Any | None) -> LedgerEntry:
-        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if document is None else _read(document)
+    def _checked(self, stored: _StoredEntry | None) -> MessageEntry:
+        entry = MessageEntry(self._owner.pipeline, self._owner.keys) if stored is None else _entry(stored)
         self._owner.check_writer(entry.pipeline, entry.progress.table if entry.progress else None)
         self._owner.check_keys(entry.keys)
         return entry
