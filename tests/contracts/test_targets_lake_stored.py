@@ -32,7 +32,13 @@ from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyOptions, ReducedBatch, ReducedRow
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyHooks,
+    ApplyOptions,
+    ReducedBatch,
+    ReducedRow,
+)
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake.batches import FileLimits
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
@@ -212,7 +218,7 @@ def test_more_stored_values_than_pass_the_driver_are_merged(lake: Bed) -> None:
     table.apply(lake.batch(shape(), [row(1, "long"), row(2)]), progress(epoch, 1))
     batch = lake.batch(shape(), [row(1, None, 5)], [{"id": 2}], kept=("name",))
     left = list[str]()
-    result = table.apply(replace(batch, on_left=left.append), progress(epoch, 2))
+    result = table.apply(replace(batch, hooks=ApplyHooks(on_left=left.append)), progress(epoch, 2))
     assert (result.updated, result.deleted) == (1, 1)
     assert left == ["merged by MERGE: the batch needs more than 0 MiB of stored values"]
     assert lake.rows() == [row(1, "long", 5)]

@@ -116,10 +116,12 @@ def _rows(plan: DecodePlan, *messages: Message, **kind: bool) -> list[Json]:
     ]
 
 
-def _learnt(writers: Writers, *messages: Message, spread: bool = False) -> Writers:
+def _learnt(
+    writers: Writers, *messages: Message, spread: bool = False, definition: TableSchema | None = None
+) -> Writers:
     """What a worker knows after it decoded these records."""
     for _ in range(5):
-        plan = debezium_json_plan(_TABLE, writers)
+        plan = debezium_json_plan(_TABLE, writers, definition=definition)
         lacking = {text for row in _rows(plan, *messages, spread=spread) for text in row["_fields"] or ()}
         if not lacking:
             return writers
@@ -461,7 +463,7 @@ def test_a_label_that_the_definitions_enum_lacks_is_stored_as_the_source_sent_it
     rows = [_typed(row, s=kind) if typed else _plain(row, {"id": row["id"]}) for row in images]
     definition = declared_table(Definition(sql=sql), _TABLE)
     writers = _learnt(_writers(rows[0]), *rows, definition=definition)
-    plan = debezium_json_plan(_TABLE, writers=writers, definition=definition)
+    plan = debezium_json_plan(_TABLE, writers, definition=definition)
     assert plan.shape.by_name["s"].spark == "string"
     found = _rows(plan, *rows)
     assert [(row["_kind"], row["after"]) for row in found] == [("upsert", image) for image in images]
