@@ -254,6 +254,11 @@ def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlS
     assert "requested" not in _run(path, "status")[1]
 
 
+_CUTS: Final[dict[str, Any]] = {
+    "source__enable_tidb_extension": True,
+    "source__avro_enable_watermark": True,
+    "cuts": {},
+}
 _REWIND: Final = RewindControl(7, "shop_orders", "id", ((0, 5),))
 
 
@@ -420,11 +425,27 @@ def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateS
     assert read_controls(store, "shop") == {}
 
 
+def test_status_shows_cuts_beside_a_requested_snapshot(tmp_path: Path, store: SqlStateStore) -> None:
+    path = _config(tmp_path, **_CUTS)
+    assert json.loads(_run(path, "status", "-o", "json")[1])["cuts"] is None
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+    by_time = {"last": 1 << 18, "published": 2.5, "next": 2 << 18, "held_back": {}, "excluded": ["shop.a"]}
+    by_position = {**by_time, "last": 7, "last_time": None, "waits": "no offset"}
+    for cuts, said in (
+        (by_time, "last cut: 1970-01-01 00:00:00.001 UTC"),
+        (by_position, "last cut: position 7"),
+    ):
+        store.save_document("cuts", "shop", cuts)
+        shown = json.loads(_run(path, "status", "-o", "json")[1])
+        assert shown["cuts"] == cuts
+        assert [request["table"]["name"] for request in shown["asked_to_snapshot"]] == ["orders"]
+        assert said in _run(path, "status")[1]
+
+
 @pytest.mark.parametrize("target", [{}, {"target": _DATABASE}])
 def test_cuts_leave_room_for_snapshots(tmp_path: Path, store: SqlStateStore, target: dict[str, Any]) -> None:
-    cuts = {"source__enable_tidb_extension": True, "source__avro_enable_watermark": True, "cuts": {}}
     for words in (("snapshot", "start"), ("resync",)):
-        code, output = _run(_config(tmp_path, **cuts, **target), *words, "shop.orders")
+        code, output = _run(_config(tmp_path, **_CUTS, **target), *words, "shop.orders")
         assert code == 0, output
 
 
