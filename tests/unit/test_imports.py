@@ -215,6 +215,24 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert loaded.stdout.split() == []
 
 
+def test_the_command_line_starts_without_extras() -> None:
+    """`pip install tidesink` is enough to decode and encode."""
+    program = """
+import sys
+
+class Extras:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy", "sqlglot"}:
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Extras())
+from tidesink.cli.main import app
+app(["--version"])
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("tidesink ")
+
+
 def test_the_jars_are_found_without_importing_pyspark() -> None:
     program = (
         "import sys; from tidesink.sinks.spark.jvm import spark_jars_directory, spark_version;"
