@@ -427,6 +427,6 @@ def test_a_table_that_is_loaded_again_without_cuts_has_nothing_of_it_either(sql:
 
 def test_rows_that_leave_out_values_are_refused(sql: Bed) -> None:
     worker = _Worker(sql)
-    with pytest.raises(TargetError, match="omits values"):
+    with pytest.raises(TargetError, match="omits unchanged values"):
         worker.apply(TABLE, sql.batch(shape(), [row(1)], kept=("name",)))
     worker.close()

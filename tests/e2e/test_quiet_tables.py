@@ -187,7 +187,7 @@ def test_a_table_is_planned_and_its_snapshot_asked_for_before_a_record_names_it(
         assert _drain(config) == {}
         asked = CliRunner().invoke(app, ["snapshot", "start", str(table.name).upper(), "-c", path])
         assert asked.exit_code == 0, asked.output
-        assert "asked for" in CliRunner().invoke(app, ["snapshot", "status", path]).output
+        assert "requested" in CliRunner().invoke(app, ["snapshot", "status", path]).output
         unknown = CliRunner().invoke(app, ["snapshot", "start", f"{table.name}x", "-c", path])
         assert unknown.exit_code != 0
         assert _drain(config) == {table.name: None}

@@ -36,7 +36,7 @@ from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
-from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
+from tidesink.sinks.kafka.offsets import PASSING, describe_topics, translated_kafka_errors
 from tidesink.sinks.state.progress import LastRecord
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -572,7 +572,7 @@ class _RangeReader:
             )
         if code in REFUSED:
             raise self._refused(error)
-        if error.fatal() or not (error.retriable() or code in _PASSING):
+        if error.fatal() or not (error.retriable() or code in PASSING):
             raise self._failure(
                 SourceError, f"Kafka cannot return the records ({error.name()}). See the broker's log."
             )
@@ -696,22 +696,3 @@ REFUSED: Final[Mapping[int, str]] = {
     KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing, so the data on the broker are "
     "damaged. See the broker's log",
 }
-# Errors after which librdkafka tries again by itself, although it does not report them as retriable.
-_PASSING: Final = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._RESOLVE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-    }
-)

@@ -49,7 +49,9 @@ _CONSUMER: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
 }
 
-_UNAVAILABLE: Final = frozenset(
+# Errors that pass by themselves: no broker answers, or a partition's leader changes. librdkafka says so
+# (``KafkaError.retriable``) only of its transactions' errors. Kafka's protocol guide lists them as retriable.
+PASSING: Final = frozenset(
     {
         KafkaError._TRANSPORT,
         KafkaError._ALL_BROKERS_DOWN,
@@ -60,10 +62,17 @@ _UNAVAILABLE: Final = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError._UNKNOWN_PARTITION,  # just added
-        KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just created: the next request shows which
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
+_UNAVAILABLE: Final = PASSING | {
+    KafkaError._UNKNOWN_PARTITION,  # just added
+    KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just created: the next request shows which
+}
 
 
 class PartitionOffsets(NamedTuple):
