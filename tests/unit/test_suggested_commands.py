@@ -119,6 +119,43 @@ def test_a_config_in_place_of_a_table_is_answered_with_the_command_that_was_mean
 
 
 @pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (
+            (
+                "registry",
+                "register",
+                "any-value",
+                "--schema",
+                "x.avsc",
+                "--schema-registry={url}",
+                "-o",
+                "json",
+            ),
+            "Give --yes, or run `tidesink registry check` first",
+        ),
+        (
+            ("resume", "{url}", "my.yaml"),
+            "next:  tidesink resume 'http://joe:***@127.0.0.1:1/?token=***' -c my.yaml",
+        ),
+    ],
+)
+def test_a_suggested_command_repeats_no_secret_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], suggested: str
+) -> None:
+    """Stderr is often kept in logs, which a command line is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("pipeline: shop\n")
+    command = [word.format(url="http://joe:PASSWORD@127.0.0.1:1/?token=HIDDEN") for word in words]
+    monkeypatch.setattr("sys.argv", ["tidesink", *command])
+    result = run(*command)
+    assert result.exit_code == 2
+    assert suggested in result.stderr
+    assert "PASSWORD" not in result.output
+    assert "HIDDEN" not in result.output
+
+
+@pytest.mark.parametrize(
     ("table", "place", "options", "command"),
     [
         ("shop.t", "0@7", {}, "tidesink dlq drop shop.t 0@7 --yes"),
