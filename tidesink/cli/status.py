@@ -109,7 +109,11 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
         if statuses and works and mark.failure is not None:
-            terminal.echo("lag: Kafka does not answer, so these numbers are from its last answer")
+            terminal.echo(
+                "lag: Kafka does not answer, so these numbers are from its last answer"
+                if mark.failure.is_of_kafka
+                else "lag: all tables wait for the step that failed, so these numbers are older"
+            )
         if statuses and not works:
             terminal.echo(
                 "lag: these numbers are from each table's last update. `tidesink offsets show` shows the "
