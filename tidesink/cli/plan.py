@@ -706,20 +706,24 @@ def _answers(config: Config) -> Iterator[Answer]:
         "registry": config.source.schema_registry is None,
         "dead letters": config.dead_letters.topic is None,
     }
+    failed = set[str]()
     for part, check in checks:
         if needless.get(part):
             continue
         try:
             yield Answer(part, True, check(config))
         except TidesinkError as error:
+            failed.add(part)
             yield Answer(part, False, error_block(error).strip())
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
-    except TidesinkError:
-        return  # the check of the broker reports this error
-    yield from _tables(config, topics)
+    except TidesinkError as error:
+        if "kafka" not in failed:
+            yield Answer("tables", False, error_block(error).strip())
+        return
+    yield from _tables(config, topics, failed)
     if config.source.protocol == "debezium-json":
         yield from _types(config, topics)
 
@@ -728,18 +732,22 @@ def _answers(config: Config) -> Iterator[Answer]:
 _MOST_TOPICS: Final = 20
 
 
-def _tables(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+def _tables(config: Config, topics: Sequence[str], failed: Collection[str]) -> Iterator[Answer]:
     """Check that no worker would refuse a table because of another table or topic.
 
-    Yields a failed result for each refused table, or one successful result for all topics.
+    Yields a failed result for each refused table, or one successful result for all topics. ``failed``: checks
+    that failed before. If the broker or the registry failed, an error of this check may be the same one, and
+    yields nothing.
     """
     from tidesink.cli.topic_tables import doubtful_topics, table_refusals
 
     looked = doubtful_topics(config, topics, _MOST_TOPICS)
     try:
         problems = table_refusals(config, looked)
-    except TidesinkError:
-        return  # the checks of the broker and the registry report this error
+    except TidesinkError as error:
+        if not {"kafka", "registry"} & set(failed):
+            yield Answer("tables", False, error_block(error).strip())
+        return
     for error in problems:
         yield Answer("tables", False, error_block(error).strip())
     if looked and not problems:
