@@ -140,7 +140,7 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     code, output = _run(path, *words)
     assert code == 0
     assert "shop.orders: resync of the report's keys requested" in output
-    assert "1 keys contain NULL, and their rows are left unchanged" in output
+    assert "1 key contains NULL. Rows with NULL in the key are left unchanged" in output
     first = _asked(store)
     assert first.deletes
     assert first.keys is not None
@@ -532,6 +532,8 @@ def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, m
         assert load_keys(store, asked.keys or "") == AskedKeys(("Id", "word"), (("7", "b"), ("8", "")))
         code, output = _run(path, "resync", str(table), "--key", "id=7,word=b", "--where", "id < 7")
         assert (code, "Give only one of --differing, --key and --where" in output) == (2, True)
+        assert _run(path, "snapshot", "cancel", str(table))[0] == 0
+        assert "resync of 1 key requested" in _run(path, "resync", str(table), "--key", "id=7,word=b")[1]
         code, output = _run(path, "resync", str(table), "shop.orders", "--key", "id=7,word=b")
         assert (code, "Name a single table" in output) == (2, True)
 

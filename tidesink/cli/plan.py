@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -311,7 +312,10 @@ def init(
         return
     for remark in notes:
         note(f"note: {remark}")
-    typer.echo(f"wrote {file}. Next: tidesink validate {file} --connect, then tidesink plan {file}")
+    typer.echo(
+        f"wrote {file}. Next: tidesink validate {shlex.quote(str(file))} --connect, then tidesink plan "
+        f"{shlex.quote(str(file))}"
+    )
 
 
 def _example(protocol: str, addresses: StackAddresses, topics: Topics, around: _Around) -> str:
@@ -349,7 +353,7 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
         if directory is not None:
             raise ConfigError(
                 f"No broker and registry of `tidesink dev up` run in {directory}. Start them with "
-                f"`tidesink dev up --dir {directory}`, or give --brokers."
+                f"`tidesink dev up --dir {shlex.quote(str(directory))}`, or give --brokers."
             )
         note(
             f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}, because no servers of "

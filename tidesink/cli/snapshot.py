@@ -203,7 +203,8 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
         if table not in asked:
             note(f"{table}: {report} has no key of this table that could be repaired")
         elif nulls := reported[table].nulls:
-            note(f"{table}: {nulls} keys contain NULL, and their rows are left unchanged")
+            contain = "1 key contains" if nulls == 1 else f"{nulls} keys contain"
+            note(f"{table}: {contain} NULL. Rows with NULL in the key are left unchanged")
     _tell(config, asked, output, "resync of the report's keys requested")
 
 
@@ -224,7 +225,8 @@ def _resync_given(
             with open_source_database(config) as database:
                 asked = given_keys(config, table, database.table(table), given)
             _ask_keys(store, config, start, table, asked)
-    _tell(config, tables, output, f"resync of {len(asked.keys)} keys requested")
+    count = "1 key" if len(asked.keys) == 1 else f"{len(asked.keys)} keys"
+    _tell(config, tables, output, f"resync of {count} requested")
 
 
 def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:

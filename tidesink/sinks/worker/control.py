@@ -568,6 +568,8 @@ def _reason(pending: Pending, named: str) -> str:
     change = pending.change
     if not pending.accepts:
         return f"A schema change waits: {change}. {pending.reason}"
-    commands = " or ".join(f"`tidesink ddl {DDL_COMMANDS[policy]} {named}`" for policy in pending.accepts)
+    commands = " or ".join(
+        f"`tidesink ddl {DDL_COMMANDS[policy]} {shlex.quote(named)}`" for policy in pending.accepts
+    )
     why = f" {pending.reason}" if pending.reason else ""
     return f"A schema change waits: {change}. Run {commands}.{why}"
