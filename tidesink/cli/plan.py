@@ -752,8 +752,8 @@ def _tables(config: Config, topics: Sequence[str], failed: Collection[str]) -> I
         if not {"kafka", "registry"} & set(failed):
             yield Answer("tables", False, error_block(error).strip())
         return
-    for error in problems:
-        yield Answer("tables", False, error_block(error).strip())
+    for problem in problems:
+        yield Answer("tables", False, error_block(problem).strip())
     if looked and not problems:
         yield Answer("tables", True, f"checked the tables of {len(looked)} of {len(topics)} topics")
 
