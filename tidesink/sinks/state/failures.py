@@ -23,11 +23,13 @@ class Failure:
         error: Class and message of the error.
         since: Time of the first failure.
         next_try: Time of the next attempt. None if this worker does not try again.
+        is_of_kafka: True if Kafka refuses a request, or does not answer.
     """
 
     error: str
     since: float
     next_try: float | None = None
+    is_of_kafka: bool = False
 
     def as_details(self) -> dict[str, Any]:
         """Returns the failure as a member of a status's details."""
@@ -50,17 +52,11 @@ class Failures:
         self.clock = clock
         self._lock = threading.Lock()
         self._failures: dict[TableId | None, Failure] = {}
-        # Tables whose failure is a refused request to Kafka, or a missing answer.
-        self._of_kafka: set[TableId | None] = set()
         self._followers: dict[TableId | None, Callable[[], None]] = {}
 
     def of(self, table: TableId | None) -> Failure | None:
         """Returns the table's current failure, or None."""
         return self._failures.get(table)
-
-    def is_of_kafka(self, table: TableId | None) -> bool:
-        """Returns True if the table's last failure is that Kafka refused a request, or did not answer."""
-        return table in self._of_kafka
 
     def follow(self, table: TableId | None, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever the table's failure changes.
@@ -90,11 +86,7 @@ class Failures:
             previous = self._failures.get(table)
             since = now if previous is None else previous.since
             next_try = None if pause is None else now + pause
-            self._failures[table] = Failure(message, since, next_try)
-            if isinstance(error, SourceError):
-                self._of_kafka.add(table)
-            else:
-                self._of_kafka.discard(table)
+            self._failures[table] = Failure(message, since, next_try, isinstance(error, SourceError))
 
     def passed(self, table: TableId | None) -> None:
         """Record that a table's step succeeded, so that its failure ends."""

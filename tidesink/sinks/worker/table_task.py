@@ -170,10 +170,10 @@ class TableTask:
                     self._change("IDLE", None)
 
     def _note_start(self, offsets: TopicOffsets) -> None:
-        """Resolve the setting ``start: latest`` at once, before more records arrive."""
-        if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(offsets):
+        """Resolve and store the setting ``start: latest`` at once, before more records arrive."""
+        if self._hold is not None or not self._start.moves_with_time or self._start.is_stored(offsets):
             return
-        with suppress(StateStoreError):  # it is resolved again when the table is opened
+        with suppress(StateStoreError):  # the next look tries again
             self._start.settle(offsets)
 
     @property
@@ -1016,7 +1016,7 @@ class TableTask:
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
-        answers = not failures.is_of_kafka(self.table) and failures.of(None) is None
+        answers = not failure.is_of_kafka and failures.of(None) is None
         oldest = self._oldest.time(next_offsets, seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
