@@ -345,7 +345,7 @@ def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = 
 def status(
     config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Show the progress of snapshots, and requests that no worker has begun."""
+    """Show the progress of snapshots, and open requests."""
     settings = chosen_config(config, config_option)
     snapshots, requests = _shown_snapshots(settings)
     if output is OutputFormat.JSON:
