@@ -320,7 +320,7 @@ _REWINDS: Final = (
 )
 _RESYNCS: Final = (
     "A resync of {} {}. A snapshot would replace it, and rows that the source no longer has would stay at "
-    "the target. Run a worker until the resync is done, or cancel it (tidesink snapshot cancel)."
+    "the target. Run a worker until the resync is done, or cancel it (`tidesink snapshot cancel TABLE`)."
 )
 
 
