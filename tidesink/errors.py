@@ -63,6 +63,10 @@ LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-change
 
 # What happens to the values of a column that is left out from now on.
 VALUES_STAY: Final = "values that the target already has stay there, and later changes do not update them"
+# Columns that a config must not leave out.
+NEEDED_COLUMNS: Final = "unless it is in the key or the filter"
+# Advice for a table that can continue without one of its columns.
+LEAVE_OUT: Final = f"leave the column out (except_column_list, {NEEDED_COLUMNS}: {VALUES_STAY})"
 
 # A command in a message, up to the word that stands for the table's name.
 _NAMELESS: Final = re.compile(r"(\btidesink (?:[a-z][a-z-]* ){1,2})TABLE\b")
@@ -137,9 +141,9 @@ def _restore(cls: type[TidesinkError], message: str, context: dict[str, ContextV
 _OF_A_TYPE: Final = frozenset({"SchemaMismatchError", "ValueOutOfRangeError"})
 _OF_A_COLUMN: Final = re.compile(r"column ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"): ")
 _TYPE_CHANGED: Final = (
-    "If the type of column {0} changed at the source: correct it in the table's definition, or add {0} to "
-    'except_column_list ({1}). Then {2}. docs/schema-changes.md, "A type that cannot be followed", has all '
-    "ways."
+    "If the type of column {0} changed at the source: correct it in the table's definition, or, {1}, add {0} "
+    'to except_column_list ({2}). Then {3}. docs/schema-changes.md, "A type that cannot be followed", has '
+    "all ways."
 )
 
 
@@ -158,7 +162,7 @@ def type_change_way(error: str, reason: str, then: str) -> str:
     match = _OF_A_COLUMN.match(reason)
     if error not in _OF_A_TYPE or match is None:
         return ""
-    return _TYPE_CHANGED.format(ast.literal_eval(match[1]), VALUES_STAY, then)
+    return _TYPE_CHANGED.format(ast.literal_eval(match[1]), NEEDED_COLUMNS, VALUES_STAY, then)
 
 
 class ConfigError(TidesinkError):

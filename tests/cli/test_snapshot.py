@@ -20,6 +20,7 @@ from tests.e2e.writing import shop_config
 from tests.mysql_values import own_database
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
+from tidesink.cli.offsets import _refuse_meanwhile
 from tidesink.cli.snapshot import _change
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
@@ -139,7 +140,7 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     code, output = _run(path, *words)
     assert code == 0
     assert "shop.orders: resync of the report's keys requested" in output
-    assert "1 keys contain NULL, and their rows are left unchanged" in output
+    assert "1 key contains NULL. Rows with NULL in the key are left unchanged" in output
     first = _asked(store)
     assert first.deletes
     assert first.keys is not None
@@ -182,6 +183,7 @@ def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
     store.record_progress(Progress(ORDERS, "shop", 1, 4, snapshot=done))
     store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=4))
     assert _run(path, *words)[0] == 0
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
     assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
     assert _run(path, *words)[0] == 2
     assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
@@ -218,7 +220,7 @@ def test_a_request_that_no_worker_has_begun_is_shown(tmp_path: Path, store: SqlS
         since = datetime.fromtimestamp(_asked(store).started, timezone.utc)
         assert request.pop("since") == since.isoformat()
         assert request.pop("table") == ORDERS._asdict()
-        assert request == {"deletes": True, "keys": None, "where": None, "rests": False}
+        assert request == {"deletes": True, "limited": False, "keys": None, "where": None, "rests": False}
         assert (snapshot["state"], snapshot["rows"]) == ("requested", 0)
         assert snapshot["request"]["deletes"]
         for line in (text, table):
@@ -343,6 +345,145 @@ def test_a_snapshot_does_not_replace_a_resync(tmp_path: Path, store: SqlStateSto
     assert "shop.orders: this replaces the snapshot of all rows requested" in output
 
 
+_RESYNC: Final = SnapshotProgress(("id",), number=7, sweep=Sweep())
+_SHOWN: Final = {"number": 7, "rows": 5, "estimate": 20, "deletes": {"parts": 0, "done": 0, "deletes": 0}}
+
+
+def _begun(store: SqlStateStore, snapshot: SnapshotProgress, asked: SnapshotControl, **status: Any) -> None:
+    """Store a snapshot that a worker has begun for a table, its request, and the table's status."""
+    store.record_progress(Progress(ORDERS, "shop", 1, 4, snapshot=snapshot))
+    store.save_status(TableStatus("shop", ORDERS, batch=4, **status))
+    change_control(store, "shop", ORDERS, lambda control: replace(control, snapshot=asked))
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_resync_of_a_table_whose_status_does_not_show_it_is_not_replaced(
+    tmp_path: Path, store: SqlStateStore, *, limited: bool
+) -> None:
+    """A paused table, and one that is not open yet, saves a status without its snapshot."""
+    path, report = _config(tmp_path), tmp_path / "report.jsonl"
+    differing = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(differing)}\n")
+    keys = "keys-of-7" if limited else None
+    asked = SnapshotControl(7, deletes=True, keys=keys)
+    _begun(store, replace(_RESYNC, keys=keys), asked, state="PAUSED", details={"topic": "shop_orders"})
+    for words in (
+        ("snapshot", "start", "shop.orders"),
+        ("resync", "shop.orders", "--differing", str(report)),
+    ):
+        code, output = _run(path, *words)
+        assert (code, _asked(store)) == (2, asked), output
+        assert "of shop.orders has not finished (the table is PAUSED)" in output
+        assert f"`tidesink snapshot cancel --config {path} shop.orders`" in output
+    code, output = _run(path, "offsets", "rewind", "shop.orders", "--to-offset", "0=1")
+    assert (code, "A snapshot of the table is running or requested" in " ".join(output.split())) == (2, True)
+    assert read_controls(store, "shop")[ORDERS].rewind is None
+    # A resync of all rows does at least as much.
+    assert _run(path, "resync", "shop.orders")[0] == 0
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["progress", "status only"])
+def test_a_cancelled_resync_stops_no_request_although_the_status_shows_it(
+    tmp_path: Path, store: SqlStateStore, *, is_known: bool
+) -> None:
+    """The status is the one that the worker saved before, until a worker runs again."""
+    path = _config(tmp_path)
+    shown = {"topic": "shop_orders", "snapshot": {**_SHOWN, "state": "running"}}
+    asked = SnapshotControl(7, deletes=True)
+    _begun(store, _RESYNC, asked, state="RUNNING", details=shown)
+    if not is_known:
+        store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=5, details=shown))
+    rewind = ("offsets", "rewind", "shop.orders", "--to-offset", "0=1")
+    for words in (("snapshot", "start", "shop.orders"), rewind):
+        assert _run(path, *words)[0] == 2
+        assert _asked(store) == asked
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    status = store.status_of("shop", ORDERS)
+    assert status is not None
+    _refuse_meanwhile(load_config(path), store, status, None)
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+    assert _asked(store).started > 7
+
+
+def test_a_done_resync_stops_no_request_while_the_status_shows_the_next_one(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    """The worker shows the numbers of the last snapshot as running until the requested one has begun."""
+    path = _config(tmp_path)
+    done = replace(_RESYNC, done=True, sweep=Sweep(1, 1))
+    shown = {"snapshot": {**_SHOWN, "state": "running"}}
+    _begun(store, done, SnapshotControl(8), state="RUNNING", details=shown)
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert (code, "this replaces the snapshot of all rows" in output) == (0, True), output
+
+
+def test_a_cancelled_snapshot_is_the_one_of_the_progress(tmp_path: Path, store: SqlStateStore) -> None:
+    """The requests were lost with the state store, and the status of a paused table has no number."""
+    path = _config(tmp_path)
+    _begun(store, _RESYNC, SnapshotControl(), state="PAUSED")
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 2
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert _asked(store).cancelled == 7
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+
+
+def test_a_resync_whose_keys_are_lost_stops_no_request(tmp_path: Path, store: SqlStateStore) -> None:
+    """A worker does not continue it, and says that the command must be run again."""
+    path = _config(tmp_path)
+    _begun(store, replace(_RESYNC, keys="lost"), SnapshotControl(), state="IDLE")
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+
+
+def test_a_resync_of_some_keys_is_not_replaced_by_what_deletes_nothing(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    path = _config(tmp_path)
+    asked = SnapshotControl(7, deletes=True, keys="keys-of-7")
+    change_control(store, "shop", ORDERS, lambda control: replace(control, snapshot=asked))
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert (code, _asked(store)) == (2, asked)
+    assert "A resync of shop.orders is requested, and no worker has begun it" in output
+    # Its keys are lost, and it is none of all rows for that.
+    code, output = _run(path, "status")
+    assert "resync of some keys requested at " in output
+    request = json.loads(_run(path, "status", "-o", "json")[1])["asked_to_snapshot"][0]
+    assert (request["keys"], request["limited"]) == (None, True)
+    code, output = _run(path, "resync", "shop.orders")
+    assert (code, "this replaces the resync of some keys" in output) == (0, True), output
+
+
+def test_of_two_commands_at_once_the_one_of_some_rows_does_not_replace_all_rows(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    """Both passed their checks before one of them stored its request."""
+    config = load_config(_config(tmp_path))
+    everything = SnapshotControl(4, deletes=True)
+
+    def start(asked: SnapshotControl, last: int) -> SnapshotControl:
+        if not asked.is_asked and not read_controls(store, "shop"):
+            change_control(store, "shop", ORDERS, lambda control: replace(control, snapshot=everything))
+        return asked.start(5, last=last, deletes=True, keys="some")
+
+    with pytest.raises(ConfigError, match=r"of all rows of shop\.orders is requested"):
+        _change(store, config, ORDERS, start)
+    assert _asked(store) == everything
+
+
+def test_a_name_that_a_shell_would_split_is_quoted_in_every_suggested_command(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    path, odd = _config(tmp_path), TableId("shop", "my orders")
+    store.save_status(TableStatus("shop", odd, "IDLE"))
+    assert _run(path, "resync", str(odd))[0] == 0
+    assert (
+        f"`tidesink snapshot cancel --config {path} 'shop.my orders'`"
+        in _run(path, "snapshot", "start", str(odd))[1]
+    )
+    change_control(store, "shop", odd, lambda _: NOTHING_ASKED.rewound(_REWIND))
+    output = _run(path, "resync", str(odd))[1]
+    assert f"`tidesink resume --config {path} 'shop.my orders'` if the table is paused" in output
+
+
 @pytest.mark.parametrize("command", [("resync",), ("snapshot", "start"), ("diff",)])
 def test_a_range_that_is_none_is_refused(
     tmp_path: Path, store: SqlStateStore, command: tuple[str, ...]
@@ -391,6 +532,8 @@ def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, m
         assert load_keys(store, asked.keys or "") == AskedKeys(("Id", "word"), (("7", "b"), ("8", "")))
         code, output = _run(path, "resync", str(table), "--key", "id=7,word=b", "--where", "id < 7")
         assert (code, "Give only one of --differing, --key and --where" in output) == (2, True)
+        assert _run(path, "snapshot", "cancel", str(table))[0] == 0
+        assert "resync of 1 key requested" in _run(path, "resync", str(table), "--key", "id=7,word=b")[1]
         code, output = _run(path, "resync", str(table), "shop.orders", "--key", "id=7,word=b")
         assert (code, "Name a single table" in output) == (2, True)
 

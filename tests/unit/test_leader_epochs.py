@@ -339,7 +339,11 @@ def test_a_cut_is_an_error_whose_advice_a_rewind_takes(log: LeaderEpochs, tmp_pa
         checks.check_topic(progress, found(9))
     text = str(caught.value)
     assert "offset 30, which was read under leader epoch 4" in text
-    for words in ("tidesink offsets rewind TABLE --to-offset 0=30", "tidesink resync TABLE"):
+    for words in (
+        "tidesink offsets rewind TABLE --to-offset 0=30",
+        "tidesink resume TABLE",
+        "tidesink resync TABLE",
+    ):
         assert words in text
     settings = right(CANAL_JSON).table_config(TABLE)
     assert rewound_offsets(progress, found(9), {0: 30}, settings) == {0: 30}

@@ -383,6 +383,26 @@ def test_kafkas_silence_shows_for_all_tables(shop: _Shop) -> None:
     assert "lag: Kafka does not answer" not in shop.asked().stdout
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            BrokerUnavailableError("no answer"),
+            "lag: Kafka does not answer, so these numbers are from its last answer",
+        ),
+        (DOWN, "lag: all tables wait for the step that failed, so these numbers are older"),
+    ],
+)
+def test_the_lag_is_as_old_as_what_all_tables_wait_for(shop: _Shop, error: TidesinkError, line: str) -> None:
+    """Besides Kafka, all tables wait for the target's list of published cuts."""
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"lag": 0}))
+    failures = Failures()
+    failures.failed(None, error, 10)
+    Heartbeat(shop.store, "shop", failures=failures).beat()
+    lag = [shown for shown in shop.asked().stdout.splitlines() if shown.startswith("lag: ")]
+    assert [shown.startswith(line) for shown in lag] == [True], lag
+
+
 class _SilentTopic(_Looks):
     def look(self, choose: Choose, *unread: Any) -> Look:
         found, _ = super().look(choose, *unread)

@@ -299,6 +299,21 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     assert (later.starts, later.lag, later.has_work(_found(3))) == ({0: 2}, 1, True)
 
 
+@pytest.mark.parametrize("silent", ["load_document", "status_of", "save_document"])
+def test_a_start_that_was_not_stored_is_stored_at_the_next_look(tmp_path: Path, silent: str) -> None:
+    """An empty topic gives the table no work, so that nothing else would store it."""
+    store = _SilentStore(str(tmp_path / "state.db"))
+    around = replace(surroundings(_json_config("latest"), store=store), target=MemoryTarget())
+    task, later = (TableTask(around, TOPIC, T) for _ in range(2))
+    store.silent = silent
+    task.look(_found(0))
+    assert known_start(store, "shop", T, TOPIC) is None
+    task.look(_found(5))
+    assert task.starts == {0: 0}
+    later.look(_found(7))
+    assert later.starts == {0: 0}
+
+
 class _Look(KafkaOffsets):
     """Answers each look with one state of the topic."""
 

@@ -6,8 +6,9 @@ import ast
 import io
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import typer
@@ -119,6 +120,43 @@ def test_a_config_in_place_of_a_table_is_answered_with_the_command_that_was_mean
 
 
 @pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (
+            (
+                "registry",
+                "register",
+                "any-value",
+                "--schema",
+                "x.avsc",
+                "--schema-registry={url}",
+                "-o",
+                "json",
+            ),
+            "Give --yes, or run `tidesink registry check` first",
+        ),
+        (
+            ("resume", "{url}", "my.yaml"),
+            "next:  tidesink resume 'http://joe:***@127.0.0.1:1/?token=***' -c my.yaml",
+        ),
+    ],
+)
+def test_a_suggested_command_repeats_no_secret_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], suggested: str
+) -> None:
+    """Stderr is often kept in logs, which a command line is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("pipeline: shop\n")
+    command = [word.format(url="http://joe:PASSWORD@127.0.0.1:1/?token=HIDDEN") for word in words]
+    monkeypatch.setattr("sys.argv", ["tidesink", *command])
+    result = run(*command)
+    assert result.exit_code == 2
+    assert suggested in result.stderr
+    assert "PASSWORD" not in result.output
+    assert "HIDDEN" not in result.output
+
+
+@pytest.mark.parametrize(
     ("table", "place", "options", "command"),
     [
         ("shop.t", "0@7", {}, "tidesink dlq drop shop.t 0@7 --yes"),
@@ -143,7 +181,8 @@ def test_a_bad_record_of_a_type_change_has_the_way_out() -> None:
     """Whatever protocol it came in: its error has the column, and so has the letter's reason."""
     error = ValueOutOfRangeError("True is not a valid date.", column="born", table="shop.t")
     (line,) = type_change_lines("shop.t", "0@7", type(error).__name__, bad_reason(error))
-    assert "add born to except_column_list (values that the target already has stay there" in line
+    stays = "values that the target already has stay there"
+    assert f"unless it is in the key or the filter, add born to except_column_list ({stays}" in line
     assert "stop the worker, run `tidesink dlq replay shop.t 0@7`" in line
     assert 'docs/schema-changes.md, "A type that cannot be followed"' in line
     page = (SOURCE.parent / "docs" / "schema-changes.md").read_text()
@@ -240,6 +279,132 @@ def test_a_suggested_command_that_needs_a_table_names_one() -> None:
 )
 def test_a_command_without_its_table_is_seen(text: str, expected: list[str]) -> None:
     assert [*_nameless(text, frozenset({"snapshot start", "resync"}))] == expected
+
+
+# A command in backquotes, or a command with words and options behind it that are not prose.
+_SUGGESTED: Final = re.compile(
+    r"`(tidesink [^`]*)`|(?<![`\w])(tidesink(?: [a-z][a-z-]*){1,2}(?: --[a-z][a-z-]*)*)"
+)
+# What stands for a value in a text that is filled in later.
+_FIELD: Final = re.compile(r"\{[^{}]*\}")
+
+
+class _Text(NamedTuple):
+    """A text of the package. Braces stand for the values in it.
+
+    values: What stands in the braces: source code in an f-string, a field with its braces in another text.
+    """
+
+    place: str
+    text: str
+    values: tuple[str, ...]
+
+
+@cache
+def _texts_of_the_package() -> tuple[_Text, ...]:
+    """Docstrings count too, because help shows them."""
+    return tuple(
+        _Text(f"{path.relative_to(SOURCE)}:{line}", " ".join(text.replace("``", "`").split()), values)
+        for path in sorted(SOURCE.rglob("*.py"))
+        for line, text, values in _all_texts(ast.parse(path.read_text()))
+        if "tidesink" in text
+    )
+
+
+def _all_texts(node: ast.AST) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    for below in ast.iter_child_nodes(node):
+        if isinstance(below, ast.JoinedStr):
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in below.values]
+            fields = (part.value for part in below.values if isinstance(part, ast.FormattedValue))
+            yield below.lineno, "".join(parts), tuple(map(ast.unparse, fields))
+        elif isinstance(below, ast.Constant) and isinstance(below.value, str):
+            yield below.lineno, _FIELD.sub("{}", below.value), tuple(_FIELD.findall(below.value))
+        else:
+            yield from _all_texts(below)
+
+
+def _faults(text: str) -> Iterator[str]:
+    """Yield what is wrong with the commands that a text suggests: one that there is not, or its options."""
+    for match in _SUGGESTED.finditer(text):
+        command: Any = _root()
+        words = (match[1] or match[2]).replace("{}", " {} ").split()[1:]
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+        is_group, is_prose = hasattr(command, "commands"), match[2] and command is _root()
+        if is_group and words and words[0] not in options | {"{}", "…"} and not is_prose:
+            yield f"{command.name} has no command {words[0]}: {match[0]}"
+        for word in [] if is_group else words:
+            option = re.match(r"--?[a-z][a-z-]*", word)
+            if option and option[0] not in options:
+                yield f"{command.name} has no option {option[0]}: {match[0]}"
+
+
+@cache
+def _root() -> Any:
+    return typer.main.get_command(app)
+
+
+def _unquoted(text: str, values: tuple[str, ...]) -> Iterator[str]:
+    """Yield the values in a text's suggested commands that are not quoted for a shell.
+
+    A text that is filled in later has the word TABLE for a table, and fields only for options, which are
+    numbers.
+    """
+    for match in re.finditer(r"`tidesink [^`]*`|Next: tidesink .*", text):
+        number = text[: match.start()].count("{}")
+        for field in re.finditer(r"(\S*) ?(\S*)\{\}", match[0]):
+            value, of_option = values[number], "--" in field[1] or "=" in field[2]
+            number += 1
+            is_quoted = value.startswith(("shlex.quote(", "DDL_COMMANDS[")) or value == "letter"
+            if not is_quoted and not (of_option and value[0] == "{"):
+                yield f"{value}: {match[0]}"
+
+
+def test_every_suggested_command_is_one_that_there_is() -> None:
+    found = [f"{place}: {fault}" for place, text, _ in _texts_of_the_package() for fault in _faults(text)]
+    assert found == []
+
+
+def test_every_value_in_a_suggested_command_is_quoted() -> None:
+    """A table's name may have a space."""
+    found = [
+        f"{place}: {fault}"
+        for place, text, values in _texts_of_the_package()
+        for fault in _unquoted(text, values)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("take a snapshot (tidesink snapshot --where)", "snapshot has no command --where"),
+        ("run `tidesink dlq replay TABLE --below {}`", "replay has no option --below"),
+        ("run `tidesink rewind TABLE`", "has no command rewind"),
+        ("run `tidesink offsets rewind TABLE --to-offset {}={}`, which tidesink can do", None),
+        ("`tidesink snapshot status` shows it, and `tidesink ddl {} {}` decides", None),
+    ],
+)
+def test_a_command_that_there_is_not_is_seen(text: str, expected: str | None) -> None:
+    found = [*_faults(text)]
+    assert len(found) == (expected is not None)
+    assert all(expected in fault for fault in found if expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_seen"),
+    [
+        ("run `tidesink resume {}`", "{}", True),
+        ("run `tidesink resume {} --accept`", "table", True),
+        ("run `tidesink dev up --dir {}`", "directory", True),
+        ("run `tidesink resume {}`", "shlex.quote(str(table))", False),
+        ("run `tidesink plan --sample {}`", "{larger}", False),
+        ("{} is no table", "table", False),
+    ],
+)
+def test_a_value_that_is_not_quoted_is_seen(text: str, value: str, *, is_seen: bool) -> None:
+    assert bool([*_unquoted(text, (value,))]) is is_seen
 
 
 def test_the_table_of_a_message_is_filled_in() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.cli.samples import run
+from tests.scripted_registry import Reply, Serve, scripted_registries
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
-from tidesink.cli.plan import distinct_targets, topics_read
+from tidesink.cli.plan import _tables, distinct_targets, topics_read
 from tidesink.cli.table_plans import TablePlan
 from tidesink.cli.terminal import error_block
 from tidesink.cli.topic_tables import doubtful_topics, refusals
@@ -72,6 +75,47 @@ def test_topics_that_may_share_a_table_are_looked_at_first() -> None:
     config = right(changed(FLAT_AVRO, source__topics=["a.{schema}.{table}", "b.{schema}.{table}"]))
     topics = ["a.shop.t", "a.shop.u", "a.shop.v", "b.shop.v"]
     assert doubtful_topics(config, topics, 3) == ["a.shop.t", "a.shop.v", "b.shop.v"]
+
+
+serve = pytest.fixture(scripted_registries)
+_TOPICS = ("shop_order_items", "shop_customers", "shop_order_lines")
+
+
+def _answer(schema: Any, kind: str = "AVRO") -> Reply:
+    body = {"id": 1, "version": 1, "subject": "any", "schema": json.dumps(schema), "schemaType": kind}
+    return Reply(body=body)
+
+
+def test_a_schema_that_is_not_avro_is_a_problem_of_its_topic(serve: Serve) -> None:
+    """No other check reads it, and the other topics are checked all the same."""
+    record = {"type": "record", "name": "lines", "namespace": "ticdc.shop_order", "fields": []}
+    latest = "GET /subjects/{}-value/versions/latest"
+    server = serve(
+        by_path={
+            latest.format("shop_order_items"): _answer({}, "PROTOBUF"),
+            latest.format("shop_order_lines"): _answer(record),
+        }
+    )
+    routes = [{"match": r"shop\.customers", "to": "shop_order.lines"}]
+    config = right(changed(FLAT_AVRO, source__schema_registry=server.url, routes=routes))
+    unreadable, refused = _tables(config, _TOPICS, frozenset())
+    assert (unreadable.part, unreadable.ok) == ("tables", False)
+    assert unreadable.detail.startswith("UnusableSchemaError: The schema has type PROTOBUF")
+    assert "shop_order_items" in unreadable.detail
+    assert "goes to shop_order.lines already" in refused.detail
+
+
+@pytest.mark.parametrize("failed", [frozenset[str](), frozenset({"registry"}), frozenset({"kafka"})])
+def test_tables_that_cannot_be_checked_are_said_once(serve: Serve, failed: frozenset[str]) -> None:
+    """By the check of the server that does not answer, or else by this one."""
+    server = serve(Reply(401, {"message": "who are you"}))
+    config = right(changed(FLAT_AVRO, source__schema_registry=server.url))
+    answers = [*_tables(config, _TOPICS, failed)]
+    if failed:
+        assert answers == []
+    else:
+        assert [(answer.part, answer.ok) for answer in answers] == [("tables", False)]
+        assert answers[0].detail.startswith("RegistryError: ")
 
 
 @pytest.mark.slow

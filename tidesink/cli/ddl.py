@@ -403,8 +403,8 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
 
 _NO_WAY: Final = (
     "This change can be neither approved nor rejected. Do what the reason above says. If you changed the "
-    "config, restart the worker. If you undid the change at the source, run `tidesink resume {}`. The table "
-    "then continues."
+    "config, restart the worker. If you undid the change at the source, run `tidesink resume TABLE`. The "
+    "table then continues."
 )
 
 
@@ -416,7 +416,7 @@ def _check(entry: TableChange, policy: ChangePolicy) -> None:
         error = ConfigError(
             f"{change_words(entry.change)}: cannot be {_STATES[policy]}: {reason}", table=str(entry.table)
         )
-        error.next_step = ways if accepts else _NO_WAY.format(entry.table)
+        error.next_step = ways if accepts else _NO_WAY
         raise error
 
 

@@ -19,6 +19,7 @@ from tidesink.cli.status import (
     again_line,
     is_unbegun,
     known_table,
+    running_snapshot,
     source_time,
     worked_with,
     worker_is_alive,
@@ -280,8 +281,7 @@ def _refuse_meanwhile(
     table = status.table
     if control is None:
         control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
-    shown = status.details.get("snapshot")
-    loads = shown is not None and shown["state"] not in ("done", "cancelled")
+    loads = running_snapshot(store, config.pipeline, status, control.snapshot) is not None
     requested = is_unbegun(store, config.pipeline, table, status.batch, control.snapshot)
     refuse_meanwhile(config, table, loads=loads or requested)
 

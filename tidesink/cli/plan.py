@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -311,7 +312,10 @@ def init(
         return
     for remark in notes:
         note(f"note: {remark}")
-    typer.echo(f"wrote {file}. Next: tidesink validate {file} --connect, then tidesink plan {file}")
+    typer.echo(
+        f"wrote {file}. Next: tidesink validate {shlex.quote(str(file))} --connect, then tidesink plan "
+        f"{shlex.quote(str(file))}"
+    )
 
 
 def _example(protocol: str, addresses: StackAddresses, topics: Topics, around: _Around) -> str:
@@ -349,7 +353,7 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
         if directory is not None:
             raise ConfigError(
                 f"No broker and registry of `tidesink dev up` run in {directory}. Start them with "
-                f"`tidesink dev up --dir {directory}`, or give --brokers."
+                f"`tidesink dev up --dir {shlex.quote(str(directory))}`, or give --brokers."
             )
         note(
             f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}, because no servers of "
@@ -706,20 +710,24 @@ def _answers(config: Config) -> Iterator[Answer]:
         "registry": config.source.schema_registry is None,
         "dead letters": config.dead_letters.topic is None,
     }
+    failed = set[str]()
     for part, check in checks:
         if needless.get(part):
             continue
         try:
             yield Answer(part, True, check(config))
         except TidesinkError as error:
+            failed.add(part)
             yield Answer(part, False, error_block(error).strip())
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
-    except TidesinkError:
-        return  # the check of the broker reports this error
-    yield from _tables(config, topics)
+    except TidesinkError as error:
+        if "kafka" not in failed:
+            yield Answer("tables", False, error_block(error).strip())
+        return
+    yield from _tables(config, topics, failed)
     if config.source.protocol == "debezium-json":
         yield from _types(config, topics)
 
@@ -728,20 +736,24 @@ def _answers(config: Config) -> Iterator[Answer]:
 _MOST_TOPICS: Final = 20
 
 
-def _tables(config: Config, topics: Sequence[str]) -> Iterator[Answer]:
+def _tables(config: Config, topics: Sequence[str], failed: Collection[str]) -> Iterator[Answer]:
     """Check that no worker would refuse a table because of another table or topic.
 
-    Yields a failed result for each refused table, or one successful result for all topics.
+    Yields a failed result for each refused table, or one successful result for all topics. ``failed``: checks
+    that failed before. If the broker or the registry failed, an error of this check may be the same one, and
+    yields nothing.
     """
     from tidesink.cli.topic_tables import doubtful_topics, table_refusals
 
     looked = doubtful_topics(config, topics, _MOST_TOPICS)
     try:
         problems = table_refusals(config, looked)
-    except TidesinkError:
-        return  # the checks of the broker and the registry report this error
-    for error in problems:
-        yield Answer("tables", False, error_block(error).strip())
+    except TidesinkError as error:
+        if not {"kafka", "registry"} & set(failed):
+            yield Answer("tables", False, error_block(error).strip())
+        return
+    for problem in problems:
+        yield Answer("tables", False, error_block(problem).strip())
     if looked and not problems:
         yield Answer("tables", True, f"checked the tables of {len(looked)} of {len(topics)} topics")
 

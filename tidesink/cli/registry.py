@@ -7,7 +7,6 @@ for each subject and field whether the registry accepts them. ``register`` regis
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -465,12 +464,10 @@ def register(
     is 1.
     """
     if output is OutputFormat.JSON and not yes:
-        error = ConfigError(
+        raise ConfigError(
             "With -o json the command cannot ask for confirmation. Give --yes, or run `tidesink registry "
             "check` first."
         )
-        error.next_step = shlex.join(["tidesink", *sys.argv[1:], "--yes"])
-        raise error
     with opened(place) as session:
         if schema is None:
             made = Request(given, table_definition, database, topic_rule).candidates(session.config)

@@ -20,6 +20,8 @@ from tidesink.cli.status import (
     deletes_text,
     is_unbegun,
     known_table,
+    last_number,
+    running_snapshot,
     snapshot_request,
     store_if_there,
     unbegun_snapshots,
@@ -43,7 +45,7 @@ from tidesink.events import fold_name
 
 if TYPE_CHECKING:
     from tidesink.events import TableId
-    from tidesink.sinks.state.progress import StateStore, TableStatus
+    from tidesink.sinks.state.progress import StateStore
     from tidesink.sinks.worker.asked_keys import AskedKeys
     from tidesink.sinks.worker.control import SnapshotControl, TableControl
     from tidesink.source_database.key_bounds import Bound
@@ -155,13 +157,14 @@ class _Start(NamedTuple):
         """
         return asked.start(self.now, last=last, deletes=self.deletes, keys=self.keys, where=self.where)
 
-    def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
-        """Raise ConfigError if this snapshot or resync is not possible for a table."""
+    def refuse(self, config: Config, store: StateStore, table: TableId) -> None:
+        """Raise ConfigError if a snapshot or resync of some rows is not possible for a table.
+
+        The rows need not be known yet.
+        """
         (_refuse_resync if self.deletes else _refuse)(config, table)
-        if status is not None:
-            _refuse_unfinished(status)
-        _refuse_unbegun(config, store, status.batch if status is not None else 0, table)
-        _check_contradiction(store, config, table, self.of)
+        limited = self if self.keys is not None or self.where else self._replace(keys="")
+        _check_contradiction(store, config, table, limited.of)
 
 
 def _start_within(
@@ -173,10 +176,9 @@ def _start_within(
 
     bounds = parse_bounds(where)
     with worked_with(config) as store:
-        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=True)
         for table in tables:
-            start.refuse(config, store, statuses.get(table), table)
+            start.refuse(config, store, table)
         with open_source_database(config) as database:
             ranges = {table: checked_bounds(bounds, database.table(table)) for table in tables}
         for table in tables:
@@ -190,10 +192,9 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
-        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=False)
         for table in tables:
-            start.refuse(config, store, statuses.get(table), table)
+            start.refuse(config, store, table)
         reported = read_report(report, tables)
         asked = [table for table in tables if table in reported and reported[table].asked.keys]
         for table in asked:
@@ -202,7 +203,8 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
         if table not in asked:
             note(f"{table}: {report} has no key of this table that could be repaired")
         elif nulls := reported[table].nulls:
-            note(f"{table}: {nulls} keys contain NULL, and their rows are left unchanged")
+            contain = "1 key contains" if nulls == 1 else f"{nulls} keys contain"
+            note(f"{table}: {contain} NULL. Rows with NULL in the key are left unchanged")
     _tell(config, asked, output, "resync of the report's keys requested")
 
 
@@ -215,16 +217,16 @@ def _resync_given(
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
-        statuses = {status.table: status for status in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=False)
         if len(tables) > 1:
             raise ConfigError("A key belongs to one table. Name a single table with --key.", key="--key")
         for table in tables:
-            start.refuse(config, store, statuses.get(table), table)
+            start.refuse(config, store, table)
             with open_source_database(config) as database:
                 asked = given_keys(config, table, database.table(table), given)
             _ask_keys(store, config, start, table, asked)
-    _tell(config, tables, output, f"resync of {len(asked.keys)} keys requested")
+    count = "1 key" if len(asked.keys) == 1 else f"{len(asked.keys)} keys"
+    _tell(config, tables, output, f"resync of {count} requested")
 
 
 def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:
@@ -247,34 +249,6 @@ def _is_begun(store: StateStore, config: Config, table: TableId, asked: Snapshot
     return asked.is_begun(store.progress_of_batch(config.pipeline, table, batch) if batch else None, batch)
 
 
-def _refuse_unfinished(status: TableStatus) -> None:
-    """Raise ConfigError if the table has an unfinished snapshot, which a new request would replace."""
-    state = status.details.get("snapshot", {}).get("state", "done")
-    if state not in ("done", "cancelled"):
-        raise ConfigError(
-            f"A snapshot or resync of {status.table} has not finished ({state}). Wait until it has, or "
-            "cancel it (`tidesink snapshot cancel TABLE`).",
-            table=str(status.table),
-        )
-
-
-def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableId) -> None:
-    """Raise ConfigError if a snapshot or resync of all rows is requested that no worker has begun.
-
-    The table's status does not show such a request yet.
-    """
-    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
-
-    asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
-    if asked.limited or not is_unbegun(store, config.pipeline, table, batch, asked):
-        return
-    raise ConfigError(
-        f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
-        "until it is done, or cancel it (`tidesink snapshot cancel TABLE`).",
-        table=str(table),
-    )
-
-
 def _check_contradiction(store: StateStore, config: Config, table: TableId, change: Change) -> None:
     """Check that a new request for a snapshot contradicts no other request to the table.
 
@@ -294,28 +268,47 @@ def _refuse_contradiction(
 ) -> None:
     """Raise ConfigError if the request ``new`` contradicts another request to the table, ``control``.
 
-    A worker would refuse a rewind beside a requested snapshot. A snapshot that replaces a resync deletes
-    nothing.
+    A worker would refuse a rewind beside a requested snapshot. A request for some rows would end one for all
+    rows. A snapshot that replaces a resync deletes nothing.
     """
-    status = store.status_of(config.pipeline, table)
+    asked, pipeline = control.snapshot, config.pipeline
+    status = store.status_of(pipeline, table)
     batch = status.batch if status is not None else 0
+    _refuse_beside_rewind(store, config, table, batch, control)
+    running = running_snapshot(store, pipeline, status, asked)
+    waits = is_unbegun(store, pipeline, table, batch, asked)
+    if new.limited and running is not None:
+        raise ConfigError(_UNFINISHED.format(table, running.state), table=str(table))
+    if not new.deletes and running is not None and running.deletes:
+        raise ConfigError(_RESYNCS.format(table, f"has not finished ({running.state})"), table=str(table))
+    if not new.deletes and waits and asked.deletes:
+        raise ConfigError(
+            _RESYNCS.format(table, "is requested, and no worker has begun it"), table=str(table)
+        )
+    if new.limited and waits and not asked.limited:
+        raise ConfigError(_ALL_ROWS.format(table), table=str(table))
+
+
+def _refuse_beside_rewind(
+    store: StateStore, config: Config, table: TableId, batch: int, control: TableControl
+) -> None:
     progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    rewind, asked = control.rewind, control.snapshot
+    rewind = control.rewind
     if rewind is not None and rewind.number > (progress.rewound if progress is not None else 0):
         raise ConfigError(_REWINDS.format(table, rewind.topic), table=str(table))
-    shown = status.details.get("snapshot", {}) if status is not None else {}
-    runs = "deletes" in shown and shown["state"] not in ("done", "cancelled")
-    waits = asked.deletes and not asked.limited and is_unbegun(store, config.pipeline, table, batch, asked)
-    if not new.deletes and (runs or waits):
-        reason = (
-            f"has not finished ({shown['state']})" if runs else "is requested, and no worker has begun it"
-        )
-        raise ConfigError(_RESYNCS.format(table, reason), table=str(table))
 
 
+_UNFINISHED: Final = (
+    "A snapshot or resync of {} has not finished ({}). Wait until it has, or cancel it (`tidesink snapshot "
+    "cancel TABLE`)."
+)
+_ALL_ROWS: Final = (
+    "A snapshot or resync of all rows of {} is requested, and no worker has begun it. Run a worker until it "
+    "is done, or cancel it (`tidesink snapshot cancel TABLE`)."
+)
 _REWINDS: Final = (
     "A rewind of {0} is requested, and no worker has done it. A worker would refuse it beside a snapshot or "
-    "resync. Let a worker do the rewind of topic {1} first (`tidesink resume {0}` if the table is paused): "
+    "resync. Let a worker do the rewind of topic {1} first (`tidesink resume TABLE` if the table is paused): "
     "`tidesink status` no longer shows the request then. Then run the command again."
 )
 _RESYNCS: Final = (
@@ -468,7 +461,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
 
     before = after = SnapshotControl()
     status = store.status_of(config.pipeline, table)
-    last = status.details.get("snapshot", {}).get("number", 0) if status is not None else 0
+    last = last_number(store, config.pipeline, status)
 
     def changed(asked: TableControl) -> TableControl:
         nonlocal before, after

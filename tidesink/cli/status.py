@@ -109,7 +109,11 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
         if statuses and works and mark.failure is not None:
-            terminal.echo("lag: Kafka does not answer, so these numbers are from its last answer")
+            terminal.echo(
+                "lag: Kafka does not answer, so these numbers are from its last answer"
+                if mark.failure.is_of_kafka
+                else "lag: all tables wait for the step that failed, so these numbers are older"
+            )
         if statuses and not works:
             terminal.echo(
                 "lag: these numbers are from each table's last update. `tidesink offsets show` shows the "
@@ -201,7 +205,8 @@ def read_mark_of(config: Config) -> Mark:
 class SnapshotRequest(NamedTuple):
     """A requested snapshot or resync that no worker has begun.
 
-    asked: The stored request. keys: Number of keys to which it is limited, or None if it has no such limit.
+    asked: The stored request. keys: Number of keys to which it is limited. None if it has no such limit, or
+        if the state store has lost the keys.
     """
 
     asked: SnapshotControl
@@ -224,6 +229,8 @@ class SnapshotRequest(NamedTuple):
         """The rows that it covers, as text."""
         if self.keys is not None:
             return "1 key" if self.keys == 1 else f"{self.keys} keys"
+        if self.asked.keys is not None:
+            return "some keys"
         return f"the rows where {self.where}" if self.where else "all rows"
 
     @property
@@ -248,6 +255,7 @@ class SnapshotRequest(NamedTuple):
         """Return the request as JSON."""
         return {
             "deletes": self.asked.deletes,
+            "limited": self.asked.limited,
             "keys": self.keys,
             "where": self.where or None,
             "since": self.since.isoformat() if self.since is not None else None,
@@ -263,6 +271,52 @@ def is_unbegun(store: StateStore, pipeline: str, table: TableId, batch: int, ask
     if not asked.is_asked:
         return False
     return not asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch)
+
+
+class RunningSnapshot(NamedTuple):
+    """A snapshot or resync of a table that a worker has begun, and that is neither done nor cancelled.
+
+    state: Its state, or the table's, as text for a message. deletes: True for a resync.
+    """
+
+    state: str
+    deletes: bool
+
+
+def running_snapshot(
+    store: StateStore, pipeline: str, status: TableStatus | None, asked: SnapshotControl
+) -> RunningSnapshot | None:
+    """Return the table's unfinished snapshot or resync, also if it is paused; None if there is none.
+
+    The status of a paused table, or of one that is not open yet, does not show its snapshot. And a status
+    shows the last cancel request only once a worker has saved it. So the table's progress decides, and the
+    status only if the state store does not have the progress. ``asked``: the table's stored request.
+    """
+    if status is None:
+        return None
+    shown = status.details.get("snapshot", {})
+    state = shown.get("state", "done")
+    is_shown = state not in ("done", "cancelled")
+    progress = store.progress_of_batch(pipeline, status.table, status.batch) if status.batch else None
+    if progress is None:
+        runs = is_shown and shown.get("number", asked.started) > asked.cancelled
+        return RunningSnapshot(state, "deletes" in shown) if runs else None
+    snapshot = progress.snapshot
+    if snapshot is None or not asked.lets_run(snapshot):
+        return None
+    if not is_shown:
+        state = f"the table is {status.state}"
+    return RunningSnapshot(state, snapshot.sweep is not None)
+
+
+def last_number(store: StateStore, pipeline: str, status: TableStatus | None) -> int:
+    """Return the number of the last snapshot that a worker has begun for a table, or 0."""
+    if status is None:
+        return 0
+    shown = int(status.details.get("snapshot", {}).get("number", 0))
+    progress = store.progress_of_batch(pipeline, status.table, status.batch) if status.batch else None
+    snapshot = progress.snapshot if progress is not None else None
+    return max(shown, snapshot.number if snapshot is not None else 0)
 
 
 def unbegun_snapshots(

@@ -36,6 +36,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tidesink.config import Config, load_config
+from tidesink.config.fields import without_secrets
 from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch import observers
@@ -387,7 +388,7 @@ def _refuse_config_among_names() -> None:
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             error = ConfigError(f"{name} is a config file, but the command expects names. Use --config")
             words = [part for word in sys.argv[1:] for part in (("-c", word) if word == name else (word,))]
-            error.next_step = shlex.join(["tidesink", *words])
+            error.next_step = shlex.join(["tidesink", *map(without_secrets, words)])
             raise error
 
 

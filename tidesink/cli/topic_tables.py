@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tidesink.cli.sources import peek
 from tidesink.codecs import CODECS, open_codec
 from tidesink.config.models import topic_tables
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, TidesinkError, UnusableSchemaError
 from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
@@ -34,17 +34,18 @@ def doubtful_topics(config: Config, topics: Sequence[str], most: int) -> list[st
     return sorted(preferred[:most])
 
 
-def refusals(config: Config, topics: Sequence[str], tables_of: TablesOf) -> Iterator[ConfigError]:
+def refusals(config: Config, topics: Sequence[str], tables_of: TablesOf) -> Iterator[TidesinkError]:
     """Yield the error of each table that a worker would refuse because of another table or topic.
 
-    ``tables_of``: returns the tables of a topic. It raises ConfigError if the config does not show them.
+    ``tables_of``: returns the tables of a topic. It raises ConfigError if the config does not show them, and
+        UnusableSchemaError if the topic's schema cannot be read. Other topics are checked all the same.
     """
     goals = Goals.of(config)
     for topic in topics:
         try:
             tables = tables_of(topic)
-        except ConfigError as error:
-            yield error
+        except (ConfigError, UnusableSchemaError) as error:
+            yield error.with_context(topic=topic)
             continue
         for table in tables:
             refused = goals.refusal(table, topic)
@@ -52,7 +53,7 @@ def refusals(config: Config, topics: Sequence[str], tables_of: TablesOf) -> Iter
                 yield refused
 
 
-def table_refusals(config: Config, topics: Sequence[str]) -> list[ConfigError]:
+def table_refusals(config: Config, topics: Sequence[str]) -> list[TidesinkError]:
     """Return the errors of ``refusals`` for the tables in the first records of the topics.
 
     Raises:

@@ -462,8 +462,8 @@ def ways_out(name: str, *, key: bool = False) -> str:
     if key:
         return f"The column is part of the key and cannot be left out: {again}"
     return (
-        f"To continue without this column, add {name} to except_column_list: {VALUES_STAY}. To use its new "
-        f"type, {again}"
+        f"To continue without this column, add {name} to except_column_list, unless the table's filter uses "
+        f"it: {VALUES_STAY}. To use its new type, {again}"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from tidesink.codecs import CODECS
 from tidesink.config import TableConfig
 from tidesink.config.source import SourceSettings
+from tidesink.errors import with_table
 from tidesink.sinks.state.progress import TopicProgress
 
 # The share of delete.retention.ms that may pass before unread deletes may be missing. The rest is a margin
@@ -91,14 +92,14 @@ _MISSED: Final = (
     "and records that are not read yet may be older than that. Kafka may have removed a tombstone among "
     "them, and its row would stay in the table. Nothing was read. Load the topic again into another table "
     "(another target.path, or remove the table at the target). Or compare the table with its source "
-    "database, and continue with `tidesink resume {table} --accept`."
+    "database, and continue with `tidesink resume TABLE --accept`."
 )
 
 
 def missed_deletes(compaction: Compaction, table: str) -> str:
     """Returns the message for a table whose unread deletes compaction may have removed."""
     retention = round(compaction.delete_retention * 1000)
-    return _MISSED.format(policy=compaction.policy, retention=retention, table=table)
+    return with_table(_MISSED.format(policy=compaction.policy, retention=retention), table)
 
 
 def digest_of(progress: TopicProgress) -> str:

@@ -485,8 +485,9 @@ _CUT: Final = (
     "The partition's log was cut and has grown again, as after an unclean leader election or the loss of a "
     "disk. The record at offset {0.offset}, which was read under leader epoch {0.epoch}, no longer exists. "
     "From offset {1} on the partition has other records now, and the former records are lost. Nothing was "
-    "read or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}`. Then "
-    "repair what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic."
+    "read or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}` and "
+    "`tidesink resume TABLE`. Once `tidesink status` no longer shows the rewind as requested, repair what "
+    "the topic lost with `tidesink resync TABLE`, or load the table again from a new topic."
 )
 _UNSETTLED: Final = (
     "The partition's next records were read {3} times, and were dropped each time. The record at offset "

@@ -260,9 +260,9 @@ def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iter
 NOT_STORED: Final = (
     "The source database did not send the value of {columns}, because it did not change, but the target "
     "does not have the row: its key was changed, the table's filter removed it before this change, or an "
-    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row (tidesink "
-    "snapshot --where). The table continues if this change and the row are in one batch, or after a new "
-    "snapshot."
+    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row (`tidesink "
+    "snapshot start TABLE --where RANGE`). The table continues if this change and the row are in one "
+    "batch, or after a new snapshot."
 )
 
 

@@ -23,7 +23,8 @@ class Failure:
         error: Class and message of the error.
         since: Time of the first failure.
         next_try: Time of the next attempt. None if this worker does not try again.
-        is_of_kafka: True if Kafka refuses a request, or does not answer. Not stored.
+        is_of_kafka: True if Kafka refuses a request, or does not answer. Failures that an earlier version
+            stored have False.
     """
 
     error: str
@@ -33,7 +34,14 @@ class Failure:
 
     def as_details(self) -> dict[str, Any]:
         """Returns the failure as a member of a status's details."""
-        return {FAILURE: {"error": self.error, "since": self.since, "next_try": self.next_try}}
+        return {
+            FAILURE: {
+                "error": self.error,
+                "since": self.since,
+                "next_try": self.next_try,
+                "of_kafka": self.is_of_kafka,
+            }
+        }
 
 
 def failure_in(details: Mapping[str, Any]) -> Failure | None:
@@ -42,7 +50,9 @@ def failure_in(details: Mapping[str, Any]) -> Failure | None:
     Returns None if the details have no failure. Details of earlier versions never have one.
     """
     stored = details.get(FAILURE)
-    return None if stored is None else Failure(stored["error"], stored["since"], stored["next_try"])
+    if stored is None:
+        return None
+    return Failure(stored["error"], stored["since"], stored["next_try"], stored.get("of_kafka", False))
 
 
 class Failures:

@@ -22,6 +22,7 @@ from tidesink.sinks.batch.schema_changes import Accepted, Pending
 from tidesink.sinks.state.progress import (
     Progress,
     Rank,
+    SnapshotProgress,
     StateStore,
     TableState,
     TableStatus,
@@ -78,6 +79,15 @@ class SnapshotControl:
         if progress is None:
             return batch > 0
         return progress.snapshot is not None and progress.snapshot.number >= self.started
+
+    def lets_run(self, snapshot: SnapshotProgress) -> bool:
+        """Return True if a snapshot that a worker has begun still has rows to read, or keys to look up.
+
+        False if it is done or cancelled, or if the state store has lost its keys. ``snapshot``: the table's
+        last snapshot.
+        """
+        is_lost = bool(snapshot.keys) and snapshot.number >= self.started and snapshot.keys != self.keys
+        return not snapshot.done and snapshot.number > self.cancelled and not is_lost
 
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
@@ -558,6 +568,8 @@ def _reason(pending: Pending, named: str) -> str:
     change = pending.change
     if not pending.accepts:
         return f"A schema change waits: {change}. {pending.reason}"
-    commands = " or ".join(f"`tidesink ddl {DDL_COMMANDS[policy]} {named}`" for policy in pending.accepts)
+    commands = " or ".join(
+        f"`tidesink ddl {DDL_COMMANDS[policy]} {shlex.quote(named)}`" for policy in pending.accepts
+    )
     why = f" {pending.reason}" if pending.reason else ""
     return f"A schema change waits: {change}. Run {commands}.{why}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.open import CODECS
 from tidesink.config import Config, KafkaSettings, TableConfig, TargetSettings
-from tidesink.errors import LOAD_AGAIN, VALUES_STAY, ConfigError, SchemaRefusedError
+from tidesink.errors import LEAVE_OUT, LOAD_AGAIN, ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
@@ -29,8 +29,8 @@ _ONCE_MORE: Final = (
 )
 _NO_RESCALE: Final = (
     "The target cannot give a decimal column more digits after the point, and cannot turn an integer column "
-    "into a decimal. If that happens at the source, the table waits (PAUSED) until you leave the column out "
-    f"(except_column_list: {VALUES_STAY}) or {LOAD_AGAIN}."
+    f"into a decimal. If that happens at the source, the table waits (PAUSED) until you {LEAVE_OUT} or "
+    f"{LOAD_AGAIN}."
 )
 _SHARED: Final = (
     "Several source tables share the table in the target, so its columns are never dropped or renamed, "
@@ -38,8 +38,7 @@ _SHARED: Final = (
 )
 _NO_TYPE: Final = (
     "A column cannot change to a type if no type can hold the values of both (number to text, date to time). "
-    "The table waits (PAUSED) until you leave the column out (except_column_list: "
-    f"{VALUES_STAY}) or {LOAD_AGAIN}."
+    f"The table waits (PAUSED) until you {LEAVE_OUT} or {LOAD_AGAIN}."
 )
 _NOT_MADE: Final = (
     "If the table exists in the target, it continues without the columns that it lacks (schema-changes: add: "

@@ -375,7 +375,8 @@ _NO_MATCHES: Final = "CAST(array() AS ARRAY<BOOLEAN>) AS matches"
 
 _TOO_MANY: Final = (
     "The letters of one partition, together with later records of their rows, have more than {} MiB. Replay "
-    "the letters in parts (`tidesink dlq replay TABLE --below OFFSET`)."
+    "the letters in parts: those of one error (`tidesink dlq replay TABLE --error NAME`), or single letters "
+    "(`tidesink dlq replay TABLE PLACE`)."
 )
 
 

@@ -1,7 +1,8 @@
-"""Rewinds: the worker sets a table's offsets back, so that records are read again (``tidesink rewind``).
+"""Rewinds: the worker sets a table's offsets back, so that records are read again.
 
-The command stores the request in the state store (``control``). The worker then commits a batch without
-records, which moves the offsets in the table's progress back. The progress also records two things:
+The command ``tidesink offsets rewind`` stores the request in the state store (``control``). The worker then
+commits a batch without records, which moves the offsets in the table's progress back. The progress also
+records two things:
 
 - The offsets that were applied before the rewind, until the table reaches them again. While the table reads
   these records again, its rows may be older than before. So these records are read first: meanwhile, the

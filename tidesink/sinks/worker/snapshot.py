@@ -30,7 +30,7 @@ import structlog
 
 from tidesink.config import Config, TableConfig
 from tidesink.config.table_checks import needs_positions
-from tidesink.errors import VALUES_STAY, ConfigError, SourceError, ValueOutOfRangeError
+from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
@@ -978,7 +978,7 @@ class SnapshotBatch(Batch):
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
                 f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
-                f"at the source, or leave the column out (except_column_list: {VALUES_STAY}).",
+                f"at the source, or {LEAVE_OUT}.",
                 table=str(self._settings.table),
             )
 

@@ -203,6 +203,10 @@ class Start:
         """Return True if the setting ``start`` was resolved, and the topic was not replaced since."""
         return self._known is not None and not is_other_topic(self._known.topic_id, offsets.topic_id)
 
+    def is_stored(self, offsets: TopicOffsets) -> bool:
+        """Return True if the setting ``start`` was resolved, and the state store has the result."""
+        return self._is_stored and self.is_settled(offsets)
+
     def has_records(self, offsets: TopicOffsets) -> bool:
         """Return True if the topic has a record at or after the start of the table."""
         return any(

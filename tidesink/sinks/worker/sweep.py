@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.errors import VALUES_STAY, ValueOutOfRangeError
+from tidesink.errors import LEAVE_OUT, ValueOutOfRangeError
 from tidesink.events import Op, TableSchema
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.batch.source import checkpointed, fit_shuffle, unpacked_ranges
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 _UNREADABLE: Final = (
     "The resync cannot continue: a row of the source has a value that the target cannot store, so the row's "
-    "key cannot be compared. Change the row at the source, or leave the column out (except_column_list: "
-    f"{VALUES_STAY}). To end the resync, run `tidesink snapshot cancel TABLE`."
+    f"key cannot be compared. Change the row at the source, or {LEAVE_OUT}. "
+    "To end the resync, run `tidesink snapshot cancel TABLE`."
 )
 
 

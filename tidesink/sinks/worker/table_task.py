@@ -170,10 +170,10 @@ class TableTask:
                     self._change("IDLE", None)
 
     def _note_start(self, offsets: TopicOffsets) -> None:
-        """Resolve the setting ``start: latest`` at once, before more records arrive."""
-        if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(offsets):
+        """Resolve and store the setting ``start: latest`` at once, before more records arrive."""
+        if self._hold is not None or not self._start.moves_with_time or self._start.is_stored(offsets):
             return
-        with suppress(StateStoreError):  # it is resolved again when the table is opened
+        with suppress(StateStoreError):  # the next look tries again
             self._start.settle(offsets)
 
     @property

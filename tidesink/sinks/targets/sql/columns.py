@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tidesink.errors import SchemaRefusedError
+from tidesink.errors import NEEDED_COLUMNS, SchemaRefusedError
 from tidesink.events import fold_name, folding
 from tidesink.sinks.targets.base import Limit, check_shape
 from tidesink.sinks.targets.column_changes import default_texts, literal_text, plan_evolution
@@ -109,7 +109,8 @@ def check_natives(
             way = f" and start again: {'; '.join(mend(name, fit.wanted))}"
         raise SchemaRefusedError(
             f"The column {name} of the target's table is {present[name]}, which {fit.why} the source's "
-            f"column ({column.comment}). Exclude it with `except_column_list`, or change its type{way}",
+            f"column ({column.comment}). Exclude it with `except_column_list`, {NEEDED_COLUMNS}, or change "
+            f"its type{way}",
             table=str(shape.source),
             column=name,
         )
