@@ -10,7 +10,7 @@ import typer
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tidesink.cli.main import _with_spark_conf, log_report, report_json, show_report
 from tidesink.cli.terminal import LogFormat, ProgressLines, guarded
-from tidesink.errors import BrokerUnavailableError, ConfigError
+from tidesink.errors import BrokerUnavailableError, ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
 from tidesink.sinks.batch.observers import (
@@ -117,6 +117,16 @@ def test_progress_is_a_line_a_step() -> None:
         "all tables  BrokerUnavailableError: no answer (brokers b:1,c:2); again in 2.0 s",
         "shop.orders  FAILING: SourceUnavailableError: x",
     ]
+
+
+def test_a_command_names_the_table_of_its_line_and_no_other() -> None:
+    reported: list[str] = []
+    progress = ProgressLines(reported.append, brokers="b:1")
+    error = SourceUnavailableError("Run `tidesink resync TABLE`.")
+    progress.hear(StepRetried(ORDERS, error, 2.0))
+    progress.hear(StepRetried(None, error, 2.0))
+    assert "Run `tidesink resync shop.orders`." in reported[0]
+    assert "Run `tidesink resync TABLE`." in reported[1]
 
 
 @pytest.mark.parametrize(("given", "level"), [({}, "WARN"), ({"spark.log.level": "INFO"}, "INFO")])

@@ -21,7 +21,7 @@ def _warnings(sample: dict[str, Any], **source: Any) -> list[str]:
 
 def test_a_misspelt_table_is_told_of_and_a_pattern_that_fits_none() -> None:
     pattern, warning = _warnings(FLAT_AVRO, topics="{schema}_{table}")
-    assert warning.startswith("tables names shop.ordrs, but no topic has it")
+    assert warning.startswith("The config names shop.ordrs under tables, but no topic has it")
     assert pattern.startswith("tables[2].match: 'audit.*' matches none of the found tables")
     assert "(Shop.Orders)" in pattern
 
@@ -38,4 +38,4 @@ def test_patterns_of_tables_and_routes_that_fit_some_table_are_not_told_of() -> 
 
 def test_a_topic_of_many_tables_may_hold_it_further_on() -> None:
     _, warning = _warnings(CANAL_JSON, topics=["shop_orders"])
-    assert "shop.ordrs, but none of the sampled records of shop_orders belongs to it" in warning
+    assert "shop.ordrs under tables, but none of the sampled records of shop_orders belongs to it" in warning

@@ -264,7 +264,7 @@ def test_plan_warns_where_nothing_says_which_time_is_meant(zone: str, summed: bo
     assert plan.policies["ambiguous-time"] == "first"
     told = [line for line in plan.warnings if "ambiguous-time: first says which" in line]
     assert len(told) == warned
-    assert all("For made, paid" in line for line in told)
+    assert all("tidesink takes for made, paid" in line for line in told)
     notes = {column.name: column.note for column in plan.columns}
     assert ("times that occur twice: first" in notes["made"]) == (zone != "UTC")
 

@@ -19,6 +19,7 @@ from tidesink.cli.status import (
     again_line,
     is_unbegun,
     known_table,
+    last_progress,
     running_snapshot,
     source_time,
     worked_with,
@@ -282,8 +283,9 @@ def _refuse_meanwhile(
     table = status.table
     if control is None:
         control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
-    loads = running_snapshot(store, config.pipeline, status, control.snapshot) is not None
-    requested = is_unbegun(store, config.pipeline, table, status.batch, control.snapshot)
+    asked, progress = control.snapshot, last_progress(store, config.pipeline, status)
+    loads = running_snapshot(status, progress, asked) is not None
+    requested = is_unbegun(status, progress, asked)
     refuse_meanwhile(config, table, loads=loads or requested)
 
 

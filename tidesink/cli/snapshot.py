@@ -18,9 +18,11 @@ from tidesink.cli.status import (
     SnapshotRequest,
     Tables,
     deletes_text,
+    is_begun,
     is_unbegun,
     known_table,
     last_number,
+    last_progress,
     running_snapshot,
     snapshot_request,
     store_if_there,
@@ -235,18 +237,11 @@ def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, 
 
     name = store_keys(store, config.pipeline, table, asked)
     before = _change(store, config, table, start._replace(keys=name).of)
-    if before.keys not in (None, name) and not _is_begun(store, config, table, before):
-        forget_keys(store, before.keys or "")
-
-
-def _is_begun(store: StateStore, config: Config, table: TableId, asked: SnapshotControl) -> bool:
-    """Returns True if a worker may have begun the request.
-
-    The keys of such a request must be kept, because replays of dead letters check them.
-    """
     status = store.status_of(config.pipeline, table)
-    batch = status.batch if status is not None else 0
-    return asked.is_begun(store.progress_of_batch(config.pipeline, table, batch) if batch else None, batch)
+    # The keys of a request that a worker may have begun are kept, because replays of dead letters check them.
+    begun = is_begun(status, last_progress(store, config.pipeline, status), before)
+    if before.keys not in (None, name) and not begun:
+        forget_keys(store, before.keys or "")
 
 
 def _check_contradiction(store: StateStore, config: Config, table: TableId, change: Change) -> None:
@@ -271,12 +266,13 @@ def _refuse_contradiction(
     A worker would refuse a rewind beside a requested snapshot. A request for some rows would end one for all
     rows. A snapshot that replaces a resync deletes nothing.
     """
-    asked, pipeline = control.snapshot, config.pipeline
-    status = store.status_of(pipeline, table)
-    batch = status.batch if status is not None else 0
-    _refuse_beside_rewind(store, config, table, batch, control)
-    running = running_snapshot(store, pipeline, status, asked)
-    waits = is_unbegun(store, pipeline, table, batch, asked)
+    asked, status = control.snapshot, store.status_of(config.pipeline, table)
+    progress = last_progress(store, config.pipeline, status)
+    rewind = control.rewind
+    if rewind is not None and rewind.number > (progress.rewound if progress is not None else 0):
+        raise ConfigError(_REWINDS.format(table, rewind.topic), table=str(table))
+    running = running_snapshot(status, progress, asked)
+    waits = is_unbegun(status, progress, asked)
     if new.limited and running is not None:
         raise ConfigError(_UNFINISHED.format(table, running.state), table=str(table))
     if not new.deletes and running is not None and running.deletes:
@@ -287,15 +283,6 @@ def _refuse_contradiction(
         )
     if new.limited and waits and not asked.limited:
         raise ConfigError(_ALL_ROWS.format(table), table=str(table))
-
-
-def _refuse_beside_rewind(
-    store: StateStore, config: Config, table: TableId, batch: int, control: TableControl
-) -> None:
-    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
-    rewind = control.rewind
-    if rewind is not None and rewind.number > (progress.rewound if progress is not None else 0):
-        raise ConfigError(_REWINDS.format(table, rewind.topic), table=str(table))
 
 
 _UNFINISHED: Final = (
@@ -338,7 +325,7 @@ def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = 
 def status(
     config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Show the progress of the tables' snapshots, and the requests that no worker has begun."""
+    """Show the progress of snapshots, and open requests."""
     settings = chosen_config(config, config_option)
     snapshots, requests = _shown_snapshots(settings)
     if output is OutputFormat.JSON:
@@ -461,7 +448,8 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
 
     before = after = SnapshotControl()
     status = store.status_of(config.pipeline, table)
-    last = last_number(store, config.pipeline, status)
+    progress = last_progress(store, config.pipeline, status)
+    last = last_number(status, progress)
 
     def changed(asked: TableControl) -> TableControl:
         nonlocal before, after
@@ -471,8 +459,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
         return replace(asked, snapshot=after)
 
     change_control(store, config.pipeline, table, changed)
-    batch = status.batch if status is not None else 0
-    if after.started > before.started and is_unbegun(store, config.pipeline, table, batch, before):
+    if after.started > before.started and is_unbegun(status, progress, before):
         replaced = snapshot_request(store, before).what
         note(f"{table}: this replaces the {replaced}, which no worker has begun")
     return before

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
     from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
-    from tidesink.sinks.state.progress import StateStore, TableStatus
+    from tidesink.sinks.state.progress import Progress, StateStore, TableStatus
     from tidesink.sinks.worker.control import Controls, RewindControl, SnapshotControl, TableControl
     from tidesink.sinks.worker.cuts import CutStatus
 
@@ -264,14 +264,30 @@ class SnapshotRequest(NamedTuple):
         }
 
 
-def is_unbegun(store: StateStore, pipeline: str, table: TableId, batch: int, asked: SnapshotControl) -> bool:
-    """Returns True if a snapshot or resync is requested, and certainly no worker has begun it.
+def last_progress(store: StateStore, pipeline: str, status: TableStatus | None) -> Progress | None:
+    """Return a table's progress after its last batch.
 
-    ``batch``: number of the table's last batch in its status, or 0. ``asked``: the table's stored request.
+    Returns None if no batch was applied, or if the state store no longer has the progress.
     """
-    if not asked.is_asked:
-        return False
-    return not asked.is_begun(store.progress_of_batch(pipeline, table, batch) if batch else None, batch)
+    if status is None or not status.batch:
+        return None
+    return store.progress_of_batch(pipeline, status.table, status.batch)
+
+
+def is_begun(status: TableStatus | None, progress: Progress | None, asked: SnapshotControl) -> bool:
+    """Return True if a worker may have begun the table's stored request for a snapshot or resync, ``asked``.
+
+    ``progress``: from ``last_progress``.
+    """
+    return asked.is_begun(progress, status.batch if status is not None else 0)
+
+
+def is_unbegun(status: TableStatus | None, progress: Progress | None, asked: SnapshotControl) -> bool:
+    """Return True if a snapshot or resync is requested, and certainly no worker has begun it.
+
+    The arguments are those of ``is_begun``.
+    """
+    return asked.is_asked and not is_begun(status, progress, asked)
 
 
 class RunningSnapshot(NamedTuple):
@@ -285,20 +301,20 @@ class RunningSnapshot(NamedTuple):
 
 
 def running_snapshot(
-    store: StateStore, pipeline: str, status: TableStatus | None, asked: SnapshotControl
+    status: TableStatus | None, progress: Progress | None, asked: SnapshotControl
 ) -> RunningSnapshot | None:
     """Return the table's unfinished snapshot or resync, also if it is paused; None if there is none.
 
     The status of a paused table, or of one that is not open yet, does not show its snapshot. And a status
     shows the last cancel request only once a worker has saved it. So the table's progress decides, and the
-    status only if the state store does not have the progress. ``asked``: the table's stored request.
+    status only if the state store does not have the progress. ``progress``: from ``last_progress``.
+    ``asked``: the table's stored request.
     """
     if status is None:
         return None
     shown = status.details.get("snapshot", {})
     state = shown.get("state", "done")
     is_shown = state not in ("done", "cancelled")
-    progress = store.progress_of_batch(pipeline, status.table, status.batch) if status.batch else None
     if progress is None:
         runs = is_shown and shown.get("number", asked.started) > asked.cancelled
         return RunningSnapshot(state, "deletes" in shown) if runs else None
@@ -310,12 +326,14 @@ def running_snapshot(
     return RunningSnapshot(state, snapshot.sweep is not None)
 
 
-def last_number(store: StateStore, pipeline: str, status: TableStatus | None) -> int:
-    """Return the number of the last snapshot that a worker has begun for a table, or 0."""
+def last_number(status: TableStatus | None, progress: Progress | None) -> int:
+    """Return the number of the last snapshot that a worker has begun for a table, or 0.
+
+    ``progress``: from ``last_progress``.
+    """
     if status is None:
         return 0
     shown = int(status.details.get("snapshot", {}).get("number", 0))
-    progress = store.progress_of_batch(pipeline, status.table, status.batch) if status.batch else None
     snapshot = progress.snapshot if progress is not None else None
     return max(shown, snapshot.number if snapshot is not None else 0)
 
@@ -327,11 +345,12 @@ def unbegun_snapshots(
 
     ``controls``: the stored requests, which were read before the tables' ``statuses``.
     """
-    batches = {entry.table: entry.batch for entry in statuses}
+    by_table = {entry.table: entry for entry in statuses}
     found = {}
     for table, control in controls.items():
-        if is_unbegun(store, pipeline, table, batches.get(table, 0), control.snapshot):
-            found[table] = snapshot_request(store, control.snapshot)
+        asked, status = control.snapshot, by_table.get(table)
+        if asked.is_asked and not is_begun(status, last_progress(store, pipeline, status), asked):
+            found[table] = snapshot_request(store, asked)
     return found
 
 
@@ -397,12 +416,6 @@ class _Stored(NamedTuple):
             noted(store, pipeline),
             _cuts_in(store, pipeline) if config.cuts is not None else None,
         )
-
-
-def _controls(config: Config) -> Controls:
-    from tidesink.sinks.worker.control import read_controls
-
-    return _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
 
 
 def _rewind_line(rewind: RewindControl) -> str:

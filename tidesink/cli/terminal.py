@@ -498,10 +498,11 @@ class ProgressLines:
             seconds = sum(event.seconds.values())
             return f"{event.table}  batch {event.batch}: {counts or 'nothing to do'} in {seconds:.1f} s"
         if isinstance(event, StepRetried):
-            subject = event.table or "all tables"
             brokers = f" (brokers {self._brokers})" if isinstance(event.error, BrokerUnavailableError) else ""
-            reason = with_table(f"{type(event.error).__name__}: {event.error}{brokers}", subject)
-            return f"{subject}  {reason}; again in {event.pause:.1f} s"
+            reason = f"{type(event.error).__name__}: {event.error}{brokers}"
+            if event.table is not None:
+                reason = with_table(reason, event.table)
+            return f"{event.table or 'all tables'}  {reason}; again in {event.pause:.1f} s"
         return self._new_state(event) if isinstance(event, TableChanged) else None
 
     def _new_state(self, event: TableChanged) -> str | None:
