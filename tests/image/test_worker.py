@@ -82,7 +82,7 @@ def test_a_user_without_an_account() -> None:
 @pytest.mark.parametrize(
     ("folder", "code", "said"),
     [
-        ("state", 1, "the state store /var/lib/tidesink/state/state.db cannot be used"),
+        ("state", 1, "The state store /var/lib/tidesink/state/state.db cannot be used"),
         ("lake", 2, "target.path /var/lib/tidesink/lake cannot be used (Permission denied)"),
     ],
 )
