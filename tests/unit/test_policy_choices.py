@@ -20,6 +20,7 @@ from tidesink.sinks.batch.schema_changes import (
 )
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.typemap.render_sql import FoundType
 
 TABLE = TableId("shop", "orders")
 ADDED = SchemaChange("add", "label", after="varchar(9)")
@@ -74,6 +75,14 @@ def test_the_newest_stay(store: SqlStateStore) -> None:
         _keep(choices, batch, (_truncated(batch), "apply"))
     kept = _kept(store)
     assert (len(kept), kept[0][2], kept[-1][2]) == (MOST_CHOICES, 3, MOST_CHOICES + 2)
+
+
+def test_a_type_of_the_databases_catalog_is_kept_as_its_text(store: SqlStateStore) -> None:
+    widened = SchemaChange("widen", "n", FoundType("int", charset="latin1"), FoundType("bigint"))
+    _keep(PolicyChoices(store), 7, (widened, "apply"))
+    (kept,) = read_choices(store, "shop", TABLE)
+    assert (kept.change["from"], kept.change["to"]) == ("int", "bigint")
+    assert type(kept.change["to"]) is str
 
 
 def test_a_long_statement_is_cut(store: SqlStateStore) -> None:

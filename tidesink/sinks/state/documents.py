@@ -70,7 +70,7 @@ class StoredForm(Generic[T]):
 
     def write(self, value: T) -> Any:
         """Returns a value as a document: objects, lists and scalars that ``json.dumps`` accepts."""
-        return msgspec.to_builtins(value, str_keys=True)
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_text)
 
     def read(self, document: object) -> T:
         """Restore a value from the document that ``write`` returned.
@@ -106,6 +106,13 @@ class StoredForm(Generic[T]):
                 f"{self.subject} has format version {number!r}, but this tidesink reads version "
                 f"{version.number}. Use the tidesink version that wrote it, or a newer version."
             )
+
+
+def _plain_text(value: object) -> str:
+    """Returns a text whose class is a subclass of ``str``, such as ``FoundType``, as plain text."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
 def path_key(*names: str) -> str:
