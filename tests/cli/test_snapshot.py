@@ -52,7 +52,8 @@ def _asked(store: SqlStateStore) -> SnapshotControl:
 def _config(folder: Path, **more: Any) -> Path:
     path = folder / "shop.yaml"
     settings = changed(FLAT_AVRO, state=str(folder / "state.db"), **more)
-    settings["source"] = {**settings["source"], "database": DATABASE}
+    # No broker listens there, whatever else runs on this machine.
+    settings["source"] = {**settings["source"], "database": DATABASE, "brokers": "127.0.0.1:1"}
     path.write_text(yaml.safe_dump(settings))
     return path
 
