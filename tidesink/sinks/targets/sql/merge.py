@@ -177,9 +177,9 @@ def _changed_by_casts(
         cursor.execute(f"UPDATE {merge.stage} AS s SET {sets} WHERE {merge.counted}")
         cursor.execute(f"SELECT {asked} FROM {merge.stage} s WHERE {merge.counted}")
         row = cursor.fetchone()
-    except dialect.errors as exc:
-        fault = dialect.fault_of(exc)
-        if fault is None or type(dialect.error_of(fault, table=merge.place.shown)) is not TargetError:
+    except dialect.driver.errors as exc:
+        fault = dialect.driver.fault_of(exc)
+        if fault is None or type(dialect.driver.error_of(fault, table=merge.place.shown)) is not TargetError:
             raise
         cursor.execute(f"ROLLBACK TO SAVEPOINT {_BEFORE_CASTS}")
         return None
@@ -294,7 +294,7 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     Raises:
         SchemaRefusedError: a column is NOT NULL. The message has the statement that changes it.
     """
-    required = dialect.required(cursor, place)
+    required = dialect.tables.required(cursor, place)
     fold = folding(required, (column.name for column in shape.columns))
     values = {fold(column.name) for column in shape.columns if not column.key}
     named = {name: column_type for name, column_type in required.items() if fold(name) in values}
@@ -302,7 +302,7 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
         raise SchemaRefusedError(
             f"The columns {', '.join(named)} of {place.shown} are NOT NULL. Under `sequence_by: source` a "
             "deleted row stays with its key and without other values until `tombstone-retention` has passed. "
-            f"Change the columns, and start again: {dialect.optional(place, named)}",
+            f"Change the columns, and start again: {dialect.tables.optional(place, named)}",
             table=str(place.source),
             column=next(iter(named)),
         )
@@ -630,7 +630,7 @@ def make_staging(
     spelt |= dict(natives)
     with connections.transaction(table) as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {stage}")
-        connections.dialect.create_staging(cursor, stage, spelt)
+        connections.dialect.staging.create(cursor, stage, spelt)
 
 
 def drop_staging(connections: Connections, stage: str, table: str) -> None:
@@ -642,11 +642,18 @@ def drop_staging(connections: Connections, stage: str, table: str) -> None:
 def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
     """Return the ``Loader`` that Spark tasks use to load rows into the staging table ``stage``."""
     dialect, columns = connections.dialect, staged_columns(rows)
-    statement = dialect.load_statement(
+    statement = dialect.staging.load_statement(
         stage, [(ATTEMPT, False), *((column.name, column.hex) for column in columns)]
     )
-    made = StagedRows(rows.shape, columns, dialect.hex_prefix)
-    return Loader(connections.endpoint, statement, dialect.load, dialect.fault_of, dialect.nul_refused, made)
+    made = StagedRows(rows.shape, columns, dialect.values.hex_prefix)
+    return Loader(
+        connections.endpoint,
+        statement,
+        dialect.driver.load,
+        dialect.driver.fault_of,
+        dialect.values.nul_refused,
+        made,
+    )
 
 
 def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:

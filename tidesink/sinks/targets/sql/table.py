@@ -138,22 +138,22 @@ class SqlTable:
             entry = self._ledger.claimed(self._read(cursor, lock=True))
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
-            self._dialect.check_keys(cursor, self.place, self._keys)
+            self._dialect.tables.check_keys(cursor, self.place, self._keys)
             keys = frozenset(fold_name(key) for key in self._shape.keys)
-            self._dialect.check_kept(cursor, self.place, self._columns, keys)
+            self._dialect.tables.check_kept(cursor, self.place, self._columns, keys)
             check_natives(self._present, self._shape, self._dialect.database, self._mend)
             # The ledger row is locked, so no other worker changes the columns at the same time.
-            self._change(cursor, self._dialect.left_undone(cursor, self.place))
+            self._change(cursor, self._dialect.tables.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         self._staging = self._unused = None  # the staging table of an earlier epoch is dropped below
         with self._transaction(writes=False) as cursor:
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
         # If a fenced worker's tasks still write to a staging table, dropping it fails. The next claim drops
         # it.
         with suppress(TransientTargetError), self._transaction() as cursor:
-            for name in self._dialect.staging_tables(cursor, self.place):
+            for name in self._dialect.staging.tables(cursor, self.place):
                 cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
         return Claim(entry.epoch, entry.progress)
 
@@ -240,7 +240,7 @@ class SqlTable:
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         if self._changing:  # the last column change was interrupted: complete it and read the columns again
             with self._altering() as (cursor, _):
-                self._change(cursor, self._dialect.left_undone(cursor, self.place))
+                self._change(cursor, self._dialect.tables.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
         needed = needed or (self._gathers and self._gathered.lacks(shape))
         created, self._created = self._created, False
@@ -317,8 +317,8 @@ class SqlTable:
         with self._transaction() as cursor:
             if self._gathers:
                 self._excluded.prepare(cursor)
-            self._dialect.prepare_schema(cursor, self.place)
-            present = self._dialect.present(cursor, self.place)
+            self._dialect.tables.prepare_schema(cursor, self.place)
+            present = self._dialect.tables.present(cursor, self.place)
             if not present:
                 if self._ledger.loaded(cursor):
                     return present
@@ -327,9 +327,9 @@ class SqlTable:
                 self._make(cursor, shape, soft=soft)
             elif soft and SOFT_DELETE_COLUMN not in present:
                 mark = {SOFT_DELETE_COLUMN: (OF_SPARK[self._dialect.database]["boolean"], None)}
-                for statement in self._dialect.alter(location, mark, {}, frozenset()):
+                for statement in self._dialect.tables.alter(location, mark, {}, frozenset()):
                     cursor.execute(statement)
-            present = self._dialect.present(cursor, self.place)
+            present = self._dialect.tables.present(cursor, self.place)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present
@@ -345,7 +345,7 @@ class SqlTable:
         ]
         if soft:
             columns.append((SOFT_DELETE_COLUMN, OF_SPARK[database]["boolean"], False, _SOFT_DELETE_COMMENT))
-        self._dialect.create(cursor, self.place, columns)
+        self._dialect.tables.create(cursor, self.place, columns)
         self._created = True
 
     def _grown(self, shape: TargetSchema, *, created: bool) -> EvolveResult:
@@ -377,7 +377,7 @@ class SqlTable:
             for column, column_type in plan.added
         }
         keys = frozenset(fold_name(key) for key in shape.keys)
-        return self._dialect.alter(self.place.location, added, plan.widened, keys)
+        return self._dialect.tables.alter(self.place.location, added, plan.widened, keys)
 
     def _planned(self, shape: TargetSchema) -> SqlEvolution:
         """Plan the column changes that ``shape`` needs, from the cached columns.
@@ -388,7 +388,7 @@ class SqlTable:
         plan = self._plan(self._present, shape)
         if self._shard and plan.needed:
             with self._transaction(writes=False) as cursor:
-                self._present = self._dialect.present(cursor, self.place)
+                self._present = self._dialect.tables.present(cursor, self.place)
             plan = self._plan(self._present, shape)
         return plan
 
@@ -408,7 +408,7 @@ class SqlTable:
             for column_name, column_type in self._present.items()
         }
         own, column_type = named[fold_name(name)]
-        return self._dialect.retyped(self.place.location, own, column_type, wanted, keys)
+        return self._dialect.tables.retyped(self.place.location, own, column_type, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
         """Alter the columns of the table, of its view, and of the side table of gathered changes.
@@ -417,7 +417,7 @@ class SqlTable:
         """
         with self._transaction(writes=False) as cursor:
             self._held(cursor, self._claimed_epoch(), lock=False)
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
         if not statements(self.place.location, self._present):
             return
         if self.place.shard:
@@ -435,7 +435,7 @@ class SqlTable:
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
             yield cursor, entry
         self._changing = False
 
@@ -446,7 +446,7 @@ class SqlTable:
         """
         before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
         self._change(cursor, [*before, *statements])
-        self._present = self._dialect.present(cursor, self.place)
+        self._present = self._dialect.tables.present(cursor, self.place)
         shown = self._view.statements(cursor, self._present) if self._view else []
         rights = [again.statement for again in after if again.column in (None, *self._present)]
         self._change(cursor, [*shown, *rights])
@@ -465,14 +465,14 @@ class SqlTable:
 
         In MySQL, DDL would commit that transaction and release the lock, so a second connection is used.
         """
-        if not self._dialect.ddl_commits:
+        if not self._dialect.tables.ddl_commits:
             yield cursor
             return
         with self._connections.kept_awake(cursor), self._transaction() as changing:
             yield changing
 
     def _literal(self, text: str | None, column_type: str) -> str | None:
-        return None if text is None else self._dialect.literal(text, column_type)
+        return None if text is None else self._dialect.values.literal(text, column_type)
 
     def _check_rows(self, entry: SqlEntry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
@@ -501,7 +501,11 @@ class SqlTable:
         if missing_columns(self._present, self._dialect):
             with self._altering() as (cursor, _):
                 missing = missing_columns(self._present, self._dialect)
-                added = self._dialect.alter(self.place.location, missing, {}, frozenset()) if missing else []
+                added = (
+                    self._dialect.tables.alter(self.place.location, missing, {}, frozenset())
+                    if missing
+                    else []
+                )
                 self._alter(cursor, added, widens=False)
         self._ordered = batch.shape
 
@@ -583,7 +587,7 @@ class SqlTable:
         if batch.truncates:
             soft = mark if batch.how.delete_mode == "soft" else None
             only = self._shard.rows(self._present) if self._shard else "true"
-            return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
+            return Counts(deleted=self._dialect.rows.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
         merge = self._merge_of(cursor, batch, attempts)
@@ -598,7 +602,7 @@ class SqlTable:
                 message, context = omitted
                 raise ValueNotStoredError(message, **context, table=self._table)
             fill_kept(cursor, self._dialect.database, merge)
-        return self._dialect.merge(cursor, merge)
+        return self._dialect.rows.merge(cursor, merge)
 
     def _taken_in(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         """Write a batch to the side table of gathered changes, for the next cut. Returns the row counts."""
@@ -620,7 +624,7 @@ class SqlTable:
         return natives_of(self._present, shape, self._dialect.database)
 
     def _merge_of(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...]) -> Merge:
-        beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
+        beside = batch.beside(lambda: self._dialect.tables.nullable(cursor, self.place))
         epoch = self._epoch or 0
         return merge_of(
             batch,
@@ -711,7 +715,7 @@ class SqlView:
         """
         if OP in present:
             return []
-        text = self.dialect.view_text(cursor, self.place, self.name)
+        text = self.dialect.views.text(cursor, self.place, self.name)
         if text is not None and _MARK not in text:
             raise SchemaRefusedError(
                 f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not create (or "
@@ -723,16 +727,16 @@ class SqlView:
         if text is not None and alias in text:
             return []
         query = living_query(self.place, present, alias)
-        return self.dialect.view_statements(self.place.beside(self.name), query)
+        return self.dialect.views.statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
         """Return the statements to run before and after a change of column types, so that the view does not
         prevent it.
         """
-        text = self.dialect.view_text(cursor, self.place, self.name)
+        text = self.dialect.views.text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
             return [], []
-        return self.dialect.view_in_the_way(cursor, self.place.beside(self.name))
+        return self.dialect.views.in_the_way(cursor, self.place.beside(self.name))
 
 
 def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
@@ -764,7 +768,7 @@ class SqlShard:
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
         name, column_type = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
-        return f"{self._dialect.quote(name)} = {self._dialect.literal(value, column_type)}"
+        return f"{self._dialect.quote(name)} = {self._dialect.values.literal(value, column_type)}"
 
     def new(self, shape: TargetSchema) -> tuple[tuple[TargetColumn, str], ...]:
         """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
@@ -792,7 +796,7 @@ class SqlShard:
         fold = folding(present, (column.name for column in shape.columns))
         given = {fold(name): text for name, text in defaults.items()}
         sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold(name)], column_type)}"
+            f"{self._dialect.quote(name)} = {self._dialect.values.literal(given[fold(name)], column_type)}"
             for name, column_type in present.items()
             if fold(name) in given
         ]
