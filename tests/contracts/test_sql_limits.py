@@ -19,9 +19,9 @@ from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.load import ATTEMPT, STAGED_BESIDES, staged_columns
 from tidesink.sinks.targets.sql.location import Place, place_in
-from tidesink.sinks.targets.sql.merge import make_staging
 from tidesink.sinks.targets.sql.mysql import mysql_dialect
 from tidesink.sinks.targets.sql.postgres import postgres_dialect
+from tidesink.sinks.targets.sql.staging import make_staging
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.typemap.target_schema import TargetSchema
 

@@ -5,22 +5,17 @@ and records the progress. It first locks the table's ledger row and checks the e
 is outdated writes nothing.
 """
 
-# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from hashlib import sha256
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
 from tidesink.events import fold_name, folding
 from tidesink.sinks.state.progress import Progress, check_held
 from tidesink.sinks.targets.base import (
-    SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Claim,
@@ -37,8 +32,7 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.cuts import TableVersion, check_named
-from tidesink.sinks.targets.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
-from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
+from tidesink.sinks.targets.sharing import Turns, others_columns
 from tidesink.sinks.targets.sql.columns import (
     SqlEvolution,
     check_natives,
@@ -58,24 +52,19 @@ from tidesink.sinks.targets.sql.merge import (
     cast_staged,
     check_room_for_deletes,
     check_staged,
-    drop_staging,
     fill_kept,
-    loader_into,
-    make_staging,
     merge_of,
     merged_versions,
     missing_columns,
     native_name,
     not_stored,
-    staged,
 )
+from tidesink.sinks.targets.sql.shard import SqlShard
+from tidesink.sinks.targets.sql.staging import drop_staging, loader_into, make_staging, staged
+from tidesink.sinks.targets.sql.view import SqlView
 from tidesink.typemap.native_sql import Native, reading_type
 from tidesink.typemap.render_sql import OF_SPARK
-from tidesink.typemap.target_schema import TargetColumn, TargetSchema
-
-if TYPE_CHECKING:
-    from tidesink.sinks.targets.sql.dialect import Dialect, ForView
-
+from tidesink.typemap.target_schema import TargetSchema
 
 _Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
@@ -687,132 +676,3 @@ class SqlTable:
     def _transaction(self, *, writes: bool = True) -> Iterator[Any]:
         with self._connections.transaction(self._table, writes=writes) as cursor:
             yield cursor
-
-
-_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN, READ_COLUMN})
-# Conditions of a current row, by column. In a history, an ended version and a delete marker have an end.
-_LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
-_MARK: Final = "_tidesink_view_"
-
-
-@dataclass(frozen=True)
-class SqlView:
-    """A view of a target table's current rows, in the same schema."""
-
-    dialect: Dialect
-    place: Place
-    name: str
-
-    def statements(self, cursor: Any, present: Mapping[str, str]) -> list[str]:
-        """Return the statements that create the view, or adapt it to the table's columns if they changed.
-
-        ``present``: the table's columns: type by name.
-
-        A change log (``mode: append``) has no view, because its rows are neither current nor deleted.
-
-        Raises:
-            SchemaRefusedError: the view's name belongs to a table, or to a view that tidesink did not create.
-        """
-        if OP in present:
-            return []
-        text = self.dialect.views.text(cursor, self.place, self.name)
-        if text is not None and _MARK not in text:
-            raise SchemaRefusedError(
-                f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not create (or "
-                "whose definition this user may not see). `target.view` uses that name for the view of "
-                f"{self.place.shown}. Set `target.view` to another name, or drop the existing object.",
-                table=str(self.place.source),
-            )
-        alias = _MARK + sha256(living_query(self.place, present).encode()).hexdigest()[:16]
-        if text is not None and alias in text:
-            return []
-        query = living_query(self.place, present, alias)
-        return self.dialect.views.statements(self.place.beside(self.name), query)
-
-    def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after a change of column types, so that the view does not
-        prevent it.
-        """
-        text = self.dialect.views.text(cursor, self.place, self.name)
-        if text is None or _MARK not in text:
-            return [], []
-        return self.dialect.views.in_the_way(cursor, self.place.beside(self.name))
-
-
-def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
-    """Return the SQL query of a table's current rows, without tombstones and soft-deleted rows.
-
-    In a history, these are the current versions.
-
-    ``alias``: the table's alias in the query; empty for none.
-    """
-    named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
-    living = [f"{place.quote(name)} {condition}" for name, condition in _LIVING.items() if name in columns]
-    where = f" WHERE {' AND '.join(living)}" if living else ""
-    return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{where}"
-
-
-class SqlShard:
-    """The rows and the ledger row of one shard (``place.shard``) of a shared table."""
-
-    def __init__(self, connections: Connections, place: Place, ledger: SqlLedger) -> None:
-        self._connections = connections
-        self._dialect = connections.dialect
-        self._place = place
-        self._ledger = ledger
-
-    def rows(self, present: Mapping[str, str]) -> str:
-        """Return an SQL condition that selects the shard's rows; ``present``: the table's column types by
-        name.
-        """
-        assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
-        column, value = self._place.shard
-        name, column_type = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
-        return f"{self._dialect.quote(name)} = {self._dialect.values.literal(value, column_type)}"
-
-    def new(self, shape: TargetSchema) -> tuple[tuple[TargetColumn, str], ...]:
-        """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
-        them.
-        """
-        with self._connections.transaction(str(self._place.source), writes=False) as cursor:
-            entry = self._ledger.read(cursor)
-        return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))
-
-    def fill(
-        self,
-        cursor: Any,
-        entry: SqlEntry,
-        shape: TargetSchema,
-        *,
-        defaults: Mapping[str, str],
-        present: Mapping[str, str],
-    ) -> None:
-        """Write defaults into the shard's rows, and record in the ledger that the rows have the columns of
-        ``shape``.
-
-        ``defaults``: default texts by column name.
-        ``present``: the table's columns: type by name.
-        """
-        fold = folding(present, (column.name for column in shape.columns))
-        given = {fold(name): text for name, text in defaults.items()}
-        sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.values.literal(given[fold(name)], column_type)}"
-            for name, column_type in present.items()
-            if fold(name) in given
-        ]
-        if sets:
-            cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
-        self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
-
-    def written(self, entry: SqlEntry, shape: TargetSchema) -> SqlEntry:
-        """Return the shard's ledger row ``entry`` with the columns of ``shape`` added to those it lists."""
-        return replace(entry, known=known_after(entry.known or (), shape))
-
-    def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
-        """Return an error like ``error`` whose message also names the table's other shards.
-
-        ``error``: reports a column change that the table cannot make.
-        """
-        with self._connections.transaction(str(self._place.source), writes=False) as cursor:
-            others = self._ledger.others(cursor)
-        return also_of(error, self._place.shown, others) if others else error
