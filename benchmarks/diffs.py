@@ -24,7 +24,7 @@ from tidesink.config import load_config
 from tidesink.events import ChangeEvent
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
 
 
 def diff_rows(measure: Measure, settings: dict[str, Any], count: int) -> Rows:
@@ -45,7 +45,7 @@ def diff_rows(measure: Measure, settings: dict[str, Any], count: int) -> Rows:
 def _add(endpoint: Endpoint, event: ChangeEvent) -> None:
     """The row of a change, which the table has then too: it is 0, before all others."""
     assert event.after is not None
-    connections = Connections(MysqlDialect(), endpoint)
+    connections = Connections(mysql_dialect(), endpoint)
     with connections.transaction("bench") as cursor:
         values = ", ".join("%s" for _ in event.after)
         cursor.execute(f"INSERT INTO bench.events VALUES ({values})", (*event.after.values(),))

@@ -29,7 +29,7 @@ from tidesink.schema_registry import open_registry
 from tidesink.sinks.spark.jvm import Coordinate, JarSet, fetch
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
 
 _AT_ONCE: Final = 2
 _FETCHED: Final = 10_000
@@ -83,7 +83,7 @@ def seconds_of_sides(
 
 def fill(endpoint: Endpoint, count: int) -> None:
     """Make the table."""
-    connections = Connections(MysqlDialect(), endpoint)
+    connections = Connections(mysql_dialect(), endpoint)
     with connections.transaction("bench") as cursor:
         cursor.execute("CREATE DATABASE IF NOT EXISTS bench")
         cursor.execute(DDL)

@@ -26,11 +26,11 @@ from tidesink.events import Op
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 
 SERVERS = {"postgres": postgres, "mariadb": mariadb}
-DIALECTS: dict[str, Callable[[], Any]] = {"postgres": PostgresDialect, "mariadb": MysqlDialect}
+DIALECTS: dict[str, Callable[[], Any]] = {"postgres": postgres_dialect, "mariadb": mysql_dialect}
 _NAMES = "id, amount, total, name, note, ratio, price, at, digest, flag"
 _COLUMNS = {
     "postgres": "id bigint, amount int, total bigint, name text, note text, ratio double precision, "

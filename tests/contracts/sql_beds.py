@@ -30,8 +30,8 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.sharing import quote_mysql
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def postgres_database(request: pytest.FixtureRequest) -> Endpoint:
 
 def postgres_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Tables in a Postgres database."""
-    return sql_bed(request, Connections(PostgresDialect(), postgres_database(request)))
+    return sql_bed(request, Connections(postgres_dialect(), postgres_database(request)))
 
 
 def mysql_server(request: pytest.FixtureRequest) -> Endpoint:
@@ -102,7 +102,7 @@ DATABASES: Final = {"postgres": postgres_database, "mysql": mysql_server}
 
 def mysql_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Tables in a MariaDB."""
-    return sql_bed(request, Connections(MysqlDialect(), mysql_server(request)))
+    return sql_bed(request, Connections(mysql_dialect(), mysql_server(request)))
 
 
 def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:
@@ -197,7 +197,7 @@ def reader(target: SqlTarget) -> Callable[[TableId], list[dict[str, Any]]]:
     def read(table: TableId) -> list[dict[str, Any]]:
         place = target.place_of(table)
         with target.connections.transaction("test") as cursor:
-            columns = dialect.present(cursor, place)
+            columns = dialect.tables.present(cursor, place)
             asked = [_asked(dialect.quote(name), found) for name, found in columns.items()]
             cursor.execute(f"SELECT {', '.join(asked)} FROM {place.location}")  # noqa: S608
             rows = cursor.fetchall()

@@ -38,7 +38,7 @@ def test_of_a_database(sql: Bed) -> None:
     target = target_of(sql)
     target.open_table(WHOLE, pipeline="shop")
     with target.connections.transaction("test", writes=False) as cursor:
-        found = target.connections.dialect.present(cursor, target.place_of(TABLE))
+        found = target.connections.dialect.tables.present(cursor, target.place_of(TABLE))
     # MariaDB's JSON is a text that is checked.
     json = {"mysql": "longtext", "postgres": "json"}[sql.name]
     assert found == {name: json if word == "json" else word for name, word in planned(sql).items()}

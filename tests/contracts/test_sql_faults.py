@@ -19,8 +19,8 @@ from tidesink.errors import SchemaRefusedError, TargetError, TidesinkError, Tran
 from tidesink.events import TableId
 from tidesink.sinks.targets.sql import mysql_merge, postgres_merge
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 
 pytestmark = pytest.mark.servers
 TABLE: Final = str(TableId("shop", "orders"))
@@ -514,9 +514,9 @@ _NAMES: Final = count()
 def servers(request: pytest.FixtureRequest) -> Iterator[Server]:
     dialect: Dialect
     if request.param == "postgres":
-        dialect, endpoint = PostgresDialect(), postgres_database(request)
+        dialect, endpoint = postgres_dialect(), postgres_database(request)
     else:
-        dialect, endpoint = MysqlDialect(), mysql_server(request)
+        dialect, endpoint = mysql_dialect(), mysql_server(request)
     server = Server(dialect, Connections(dialect, endpoint))
     server.run("CREATE SCHEMA shop")
     yield server

@@ -3,10 +3,9 @@
 # ruff: noqa: S608  names of the test's own
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -20,22 +19,21 @@ from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.load import ATTEMPT, STAGED_BESIDES, staged_columns
 from tidesink.sinks.targets.sql.location import Place, place_in
-from tidesink.sinks.targets.sql.merge import make_staging
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
+from tidesink.sinks.targets.sql.staging import make_staging
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.servers
 
 
-class PlainMysql(MysqlDialect):
-    """Of a server that stages in InnoDB, as MySQL does and MariaDB does not."""
+def plain_mysql() -> Dialect:
+    """The dialect of a server that stages in InnoDB, as MySQL does and MariaDB does not."""
+    return mysql_dialect(engines={"INNODB": "InnoDB"})
 
-    staging_engines: Mapping[str, str] = MappingProxyType({"INNODB": "InnoDB"})
 
-
-DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"postgres": PostgresDialect, "mysql": PlainMysql}
+DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"postgres": postgres_dialect, "mysql": plain_mysql}
 
 
 class Server:
@@ -52,21 +50,21 @@ class Server:
         place = place_in("{schema}.{table}", TableId("limits", name), self.dialect.quote)
         columns = [("id", key, True, ""), *((f"c{at}", kind, False, "") for at, kind in enumerate(kinds))]
         with self._connections.transaction(name) as cursor:
-            self.dialect.prepare_schema(cursor, place)
-            self.dialect.create(cursor, place, columns)
+            self.dialect.tables.prepare_schema(cursor, place)
+            self.dialect.tables.create(cursor, place, columns)
         return place
 
     def stage(self, batch: ReducedBatch) -> set[str]:
         """Make the staging table of a batch; its columns."""
         place = place_in("{schema}.{table}", TableId("limits", "staged"), self.dialect.quote)
         with self._connections.transaction(place.name) as cursor:
-            self.dialect.prepare_schema(cursor, place)
+            self.dialect.tables.prepare_schema(cursor, place)
         types = ["int"] * len(batch.shape.columns)
         make_staging(
             self._connections, place.location, staged_columns(batch.row_format), types, (), place.name
         )
         with self._connections.transaction(place.name, writes=False) as cursor:
-            return set(self.dialect.present(cursor, place))
+            return set(self.dialect.tables.present(cursor, place))
 
     def insert(self, place: Place, *values: str) -> None:
         with self._connections.transaction(place.name) as cursor:

@@ -20,8 +20,8 @@ from tidesink.errors import ConfigError, TargetError, TransientTargetError
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 pytestmark = pytest.mark.servers
@@ -68,11 +68,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A user without rights beside the table of another one."""
     dialect: Dialect
     if request.param == "postgres":
-        dialect, owner = PostgresDialect(), postgres_database(request)
+        dialect, owner = postgres_dialect(), postgres_database(request)
         made = f"CREATE ROLE {USER} LOGIN PASSWORD 'opensesame'"
         dropped = f"DROP OWNED BY {USER}; DROP ROLE {USER}"
     else:
-        dialect, owner = MysqlDialect(), mysql_server(request)
+        dialect, owner = mysql_dialect(), mysql_server(request)
         made, dropped = f"CREATE USER {USER}@'%' IDENTIFIED BY 'opensesame'", f"DROP USER {USER}@'%'"
     connections = Connections(dialect, owner)
 
@@ -163,7 +163,7 @@ def test_each_way_not_to_be_let_in_has_its_own_words(server: Server) -> None:
     cases.append((replace(user, tls="require"), TargetError, no_tls))
     for endpoint, error, says in cases:
         with pytest.raises(error, match=says) as refused:
-            server.dialect.connect(endpoint)
+            server.dialect.driver.connect(endpoint)
         assert type(refused.value) is error
         assert "opensesame" not in str(refused.value)
 

@@ -107,18 +107,18 @@ def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     dialect, place = target.connections.dialect, target.place_of(TABLE)
     merge = by_hand(target, (7, 9), upserts=2, deletes=1)
     with target.connections.transaction("test") as cursor:
-        dialect.create_staging(cursor, place.staging(1), STAGED)
+        dialect.staging.create(cursor, place.staging(1), STAGED)
         rows = (
             "(7, 0, 1, 'new', 2), (8, 0, 1, 'twice', 3), (8, 0, 5, 'twice', 3), (9, 0, 3, 'new', 4), "
             "(8, 1, 1, NULL, NULL), (9, 1, 2, NULL, NULL)"
         )
         cursor.execute(f"INSERT INTO {place.staging(1)} VALUES {rows}")  # noqa: S608
-        assert dialect.merge(cursor, merge) == Counts(inserted=1, updated=1, deleted=1)
+        assert dialect.rows.merge(cursor, merge) == Counts(inserted=1, updated=1, deleted=1)
     assert sql.rows() == [row(1, "new", 2), row(3, "new", 4)]
     # The next claim clears away what a worker left behind.
     sql.reopen().open_table(SHAPE, pipeline="shop").claim()
     with target.connections.transaction("test") as cursor:
-        assert dialect.staging_tables(cursor, place) == []
+        assert dialect.staging.tables(cursor, place) == []
 
 
 def test_mysql_counts_fewer_rows_than_it_was_given(mysql_sql: Bed) -> None:
@@ -130,12 +130,12 @@ def test_mysql_counts_fewer_rows_than_it_was_given(mysql_sql: Bed) -> None:
     dialect, place = target.connections.dialect, target.place_of(TABLE)
     merge = by_hand(target, (7,), upserts=4, deletes=0)
     with target.connections.transaction("test", writes=False) as cursor:
-        dialect.create_staging(cursor, place.staging(1), STAGED)
+        dialect.staging.create(cursor, place.staging(1), STAGED)
         cursor.execute(f"INSERT INTO {place.staging(1)} VALUES (7, 0, 1, 'new', 2), (7, 0, 2, 'new', 3)")  # noqa: S608
         with pytest.raises(
             AccountingError, match="reports 3 affected rows for 4 upserts, of which 1 updated"
         ):
-            dialect.merge(cursor, merge)
+            dialect.rows.merge(cursor, merge)
 
 
 def test_a_table_that_keeps_its_versions_counts_more_and_is_merged(mysql_sql: Bed) -> None:
@@ -160,7 +160,7 @@ class Losing(Connections):
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
         with super().transaction(table, writes=writes) as cursor:
             place = SqlTarget(self).place_of(TABLE)
-            for name in self.dialect.staging_tables(cursor, place) if self.lost else ():
+            for name in self.dialect.staging.tables(cursor, place) if self.lost else ():
                 cursor.execute(f"DELETE FROM {place.beside(name)} WHERE {self.lost}")  # noqa: S608
             yield cursor
 
@@ -312,12 +312,12 @@ def test_a_worker_killed_while_it_added_a_column_leaves_no_default(mysql_sql: Be
     target = target_of(mysql_sql)
     dialect, place = target.connections.dialect, target.place_of(TABLE)
     added = {"more": ("int", "7"), "price": ("decimal(9,2)", "1.50"), "doc": ("json", "'{}'")}
-    execute(mysql_sql, dialect.alter(place.location, added, {}, frozenset())[0])
+    execute(mysql_sql, dialect.tables.alter(place.location, added, {}, frozenset())[0])
     again = mysql_sql.reopen().open_table(SHAPE, pipeline="shop")
     again.claim()
     again.apply(mysql_sql.batch(SHAPE, [row(2)]), progress(2, 2))
     assert [found["more"] for found in mysql_sql.rows()] == [7, None]
     with target.connections.transaction("test") as cursor:
-        assert dialect.left_undone(cursor, place) == []
+        assert dialect.tables.left_undone(cursor, place) == []
         cursor.execute(f"SHOW CREATE TABLE {place.location}")
         assert "json_valid(`doc`)" in cursor.fetchone()[1]

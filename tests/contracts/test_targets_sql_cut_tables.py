@@ -18,7 +18,7 @@ from tidesink.sinks.targets.base import ReducedBatch, TargetTable
 from tidesink.sinks.targets.cuts import CutTable
 from tidesink.sinks.targets.sql.cuts import Gathered
 from tidesink.sinks.targets.sql.dialect import Connections
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.sinks.targets.sql.target import SqlTarget
 
@@ -28,7 +28,7 @@ SHAPE: Final = shape(ID, NAME)
 
 @pytest.fixture
 def connections(request: pytest.FixtureRequest) -> Iterator[Connections]:
-    found = Connections(PostgresDialect(), postgres_database(request))
+    found = Connections(postgres_dialect(), postgres_database(request))
     yield found
     found.close()
 

@@ -17,7 +17,7 @@ from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.sql.dialect import Connections
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.mysql import MysqlTables
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
@@ -132,7 +132,7 @@ def test_an_index_that_compares_loosely_is_refused(postgres_sql: Bed) -> None:
     postgres_sql.target.open_table(one, pipeline="shop").claim()
 
 
-class FoldingDialect(MysqlDialect):
+class FoldingTables(MysqlTables):
     """Of a server as those on Windows are: names of tables that differ in case alone are one."""
 
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
@@ -140,7 +140,10 @@ class FoldingDialect(MysqlDialect):
 
 
 def test_tables_whose_names_are_one_to_the_server_are_not_mixed(mysql_sql: Bed) -> None:
-    connections = Connections(FoldingDialect(), target_of(mysql_sql).connections.endpoint)
+    own = target_of(mysql_sql).connections
+    assert isinstance(own.dialect.tables, MysqlTables)
+    folding = FoldingTables(own.dialect.tables.server)
+    connections = Connections(replace(own.dialect, tables=folding), own.endpoint)
     target = SqlTarget(connections)
     one, other = (shape(ID, NAME, table=TableId("shop", name)) for name in ("Orders", "orders"))
     assert target.open_table(one, pipeline="shop").claim().epoch == 1

@@ -13,7 +13,7 @@ from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import NAME, TABLE, Bed, progress, shape
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.mysql import MysqlTables
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
@@ -74,9 +74,9 @@ def test_a_collation_that_was_changed_under_the_worker_is_refused(mysql_sql: Bed
 @pytest.fixture
 def strict(mysql_sql: Bed) -> Iterator[Bed]:
     """A server as MySQL's may be: no engine but InnoDB, and no table without a primary key."""
-    dialect = target_of(mysql_sql).connections.dialect
-    assert isinstance(dialect, MysqlDialect)
-    dialect._engine, dialect._collation = "InnoDB", "utf8mb4_nopad_bin"
+    tables = target_of(mysql_sql).connections.dialect.tables
+    assert isinstance(tables, MysqlTables)
+    tables.server.engine, tables.server.collation = "InnoDB", "utf8mb4_nopad_bin"
     execute(mysql_sql, "SET GLOBAL innodb_force_primary_key = ON")
     yield mysql_sql
     execute(mysql_sql, "SET GLOBAL innodb_force_primary_key = OFF")

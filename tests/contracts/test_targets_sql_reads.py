@@ -49,7 +49,7 @@ def staging_tables(sql: Bed) -> list[tuple[str, int | None]]:
     """Their names and, in Postgres, what tells a table from one that was made again."""
     dialect, place = target_of(sql).connections.dialect, target_of(sql).place_of(TABLE)
     with target_of(sql).connections.transaction("test", writes=False) as cursor:
-        names = dialect.staging_tables(cursor, place)
+        names = dialect.staging.tables(cursor, place)
         if dialect.database == "mysql":
             return [(name, None) for name in names]
         cursor.execute("SELECT relname, oid FROM pg_class WHERE relname = ANY(%s)", (names,))

@@ -58,7 +58,7 @@ def as_others(bed: Bed, *statements: str) -> None:
     """Statements of another program, each by itself."""
     assert isinstance(bed.target, SqlTarget)
     connections = bed.target.connections
-    connection = connections.dialect.connect(connections.endpoint)
+    connection = connections.dialect.driver.connect(connections.endpoint)
     try:
         _commit_each(connection, bed.name)
         with connection.cursor() as cursor:

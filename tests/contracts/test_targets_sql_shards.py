@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.modes import routed_shape
-from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.location import Place
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import MysqlTables
+from tidesink.sinks.targets.sql.postgres import PostgresTables
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
@@ -37,7 +38,7 @@ class _Watched:
     after_a_look: Callable[[], None] | None = None
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]  # of the dialect behind it
+        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]  # of the database's tables
         act = self.after_a_look if place.name == TABLE.name else None
         if act is not None:
             self.after_a_look = None
@@ -45,22 +46,27 @@ class _Watched:
         return found
 
 
-class _WatchedPostgres(_Watched, PostgresDialect):
+class _WatchedPostgres(_Watched, PostgresTables):
     pass
 
 
-class _WatchedMysql(_Watched, MysqlDialect):
+class _WatchedMysql(_Watched, MysqlTables):
     pass
 
 
-WATCHED = {"postgres": _WatchedPostgres, "mysql": _WatchedMysql}
+def watched(dialect: Dialect) -> _WatchedPostgres | _WatchedMysql:
+    if isinstance(dialect.tables, PostgresTables):
+        return _WatchedPostgres(dialect.tables.values)
+    assert isinstance(dialect.tables, MysqlTables)
+    return _WatchedMysql(dialect.tables.server)
 
 
 def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
     sql: Bed, request: pytest.FixtureRequest
 ) -> None:
-    dialect: Any = WATCHED[sql.name]()
-    target = SqlTarget(Connections(dialect, target_of(sql).connections.endpoint))
+    connections = target_of(sql).connections
+    tables = watched(connections.dialect)
+    target = SqlTarget(Connections(replace(connections.dialect, tables=tables), connections.endpoint))
     request.addfinalizer(target.connections.close)
     plain, wider = shard_shape(ID, NAME, AMOUNT), shard_shape(ID, NAME, AMOUNT, LATE)
     table = target.open_table(plain, pipeline="shop")
@@ -68,9 +74,9 @@ def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
     table.evolve(plain)
     first = {"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}
     table.apply(sql.batch(plain, [first]), progress(1, 1, table=MINE))
-    dialect.after_a_look = lambda: execute(sql, "ALTER TABLE {} ADD COLUMN late varchar(9)")
+    tables.after_a_look = lambda: execute(sql, "ALTER TABLE {} ADD COLUMN late varchar(9)")
     grown = table.evolve(wider)
-    assert dialect.after_a_look is None
+    assert tables.after_a_look is None
     assert (grown.added, grown.backfilled) == ((), ("late",))
     table.apply(sql.batch(wider, [{**first, "id": 2, "late": "x"}]), progress(1, 2, table=MINE))
     found = {row["id"]: row["late"] for row in sql.read(TABLE)}

@@ -71,7 +71,7 @@ def test_a_long_change_of_columns_keeps_the_table(mysql_sql: Bed, request: pytes
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
     table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
-    reader = server.dialect.connect(server.endpoint)
+    reader = server.dialect.driver.connect(server.endpoint)
     with reader.cursor() as cursor:
         # An ALTER waits until whoever reads the table has done.
         cursor.execute(f"SELECT * FROM {target_of(bed).place_of(TABLE).location}")

@@ -34,7 +34,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.session import build_session
 from tidesink.sinks.targets.sql.load import Load
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDriver, postgres_dialect
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
@@ -101,15 +101,15 @@ def load_and_lose(
     return rows
 
 
-class LosingPostgres(PostgresDialect):
-    """Postgres, where the executor is killed that is the first to bring the rows of a batch."""
+class LosingDriver(PostgresDriver):
+    """The driver of Postgres, where the executor is killed that is the first to bring the rows of a batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.batch = 0
 
     @property
-    def load(self) -> Load:  # type: ignore[override]  # an attribute of Postgres, but of each batch here
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of the driver, but of each batch here
         """The load, with what happens after it."""
         return partial(load_and_lose, super().load, self.folder / f"lost_staging_{self.batch}")
 
@@ -175,8 +175,10 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
     conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
     spark = build_session(master="local-cluster[2,1,1024]", conf=conf, targets=[kind])
     feed, lost = changes(), LosesBeforeTheCommit()
-    losing = LosingPostgres(folder)
-    database = None if endpoint is None else Observed(losing, endpoint, TABLE)
+    losing = LosingDriver(folder)
+    database = (
+        None if endpoint is None else Observed(replace(postgres_dialect(), driver=losing), endpoint, TABLE)
+    )
     if database is None:
         bed, brought = BEDS[kind](spark, folder / "lake"), list[int | None]()
     else:

@@ -61,7 +61,7 @@ def _database(kind: str, request: pytest.FixtureRequest) -> Place:
         with connected(server) as connections:
             target = SqlTarget(connections)
             with connections.transaction("test", writes=False) as cursor:
-                there = connections.dialect.present(cursor, target.place_of(table))
+                there = connections.dialect.tables.present(cursor, target.place_of(table))
             return reader(target)(table) if there else None
 
     return Place(target_of(server), rows)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,8 +30,8 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.load import SMALL_BATCH, Load
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import MysqlDriver, mysql_dialect
+from tidesink.sinks.targets.sql.postgres import PostgresDriver, postgres_dialect
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.typemap.target_schema import shape_of
 
@@ -72,29 +73,33 @@ def load_and_stumble(
     return rows
 
 
-class StumblingPostgres(PostgresDialect):
-    """Postgres, whose loads stumble."""
+class StumblingPostgres(PostgresDriver):
+    """The driver of Postgres, whose loads stumble."""
 
     slow = False
 
     @property
-    def load(self) -> Load:  # type: ignore[override]  # an attribute of the database, but slow or not here
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of the driver, but slow or not here
         """The load with what happens after it."""
         return partial(load_and_stumble, super().load, self.slow)
 
 
-class StumblingMysql(MysqlDialect):
-    """MariaDB, whose loads stumble."""
+class StumblingMysql(MysqlDriver):
+    """The driver of MariaDB, whose loads stumble."""
 
     slow = False
 
     @property
-    def load(self) -> Load:  # type: ignore[override]  # an attribute of the database, but slow or not here
+    def load(self) -> Load:  # type: ignore[override]  # an attribute of the driver, but slow or not here
         """The load with what happens after it."""
         return partial(load_and_stumble, super().load, self.slow)
 
 
-DIALECTS: Final = {"postgres": StumblingPostgres, "mysql": StumblingMysql}
+DRIVERS: Final[dict[str, type[StumblingPostgres | StumblingMysql]]] = {
+    "postgres": StumblingPostgres,
+    "mysql": StumblingMysql,
+}
+DIALECTS: Final = {"postgres": postgres_dialect, "mysql": mysql_dialect}
 
 
 class Observed(Connections):
@@ -109,7 +114,7 @@ class Observed(Connections):
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
         with super().transaction(table, writes=writes) as cursor:
             place = SqlTarget(self).place_of(self.table)
-            for name in () if self.staged is None else self.dialect.staging_tables(cursor, place):
+            for name in () if self.staged is None else self.dialect.staging.tables(cursor, place):
                 cursor.execute(f"SELECT COUNT(*) FROM {place.beside(name)}")  # noqa: S608
                 self.staged = max(self.staged or 0, int(cursor.fetchone()[0]))
             yield cursor
@@ -120,12 +125,12 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     conf = {**SMALL_SPARK, **_SPECULATION, **_NO_ROWS_TO_THE_DRIVER, **paths}
     spark = build_session(master="local-cluster[2,1,1024]", conf=conf)
-    dialect = DIALECTS[kind]()
-    connections = Observed(dialect, endpoint, TABLE)
+    driver = DRIVERS[kind]()
+    connections = Observed(replace(DIALECTS[kind](), driver=driver), endpoint, TABLE)
     table = SqlTarget(connections).open_table(shape(), pipeline="shop")
     epoch = table.claim().epoch
     for number, slow in enumerate((False, True), 1):
-        dialect.slow, connections.staged = slow, 0
+        driver.slow, connections.staged = slow, 0
         done = table.apply(_batch(spark), progress(epoch, number))
         reported: dict[str, int | None] = {
             "inserted": done.inserted,
@@ -141,7 +146,7 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
     read = open_table(bed, spark, folder, feed=feed, messages=messages, config=config)
     with read.table_task() as table_task:
         for slow, sent in ((False, READ_ROWS + 1), (True, len(messages))):
-            dialect.slow, connections.staged = slow, 0
+            driver.slow, connections.staged = slow, 0
             read.take(table_task, sent)
             reported = {"brought": brought[-1], "staged": connections.staged}
             sys.stdout.write(json.dumps(reported) + "\n")

@@ -10,12 +10,12 @@ from typing import Any, Final
 from tidesink.errors import TidesinkError
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import LEDGER, Endpoint
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 
 # Its type in the config, and where it is.
 Server = tuple[str, Endpoint]
-DIALECTS: Final = {"postgres": PostgresDialect, "mysql": MysqlDialect}
+DIALECTS: Final = {"postgres": postgres_dialect, "mysql": mysql_dialect}
 URLS: Final = {
     "postgres": "postgresql://{0.host}:{0.port}/{0.database}",
     "mysql": "mysql://{0.host}:{0.port}",

@@ -115,7 +115,7 @@ class _Readers:
         place = self._target.cut_log("shop").place
         cut, found = None, dict[str, dict[int, int]]()
         with one_snapshot(self._connections) as cursor:
-            if not self._connections.dialect.present(cursor, place):
+            if not self._connections.dialect.tables.present(cursor, place):
                 return
             cursor.execute(f"SELECT commit_ts FROM {place.location}")  # noqa: S608
             cut = cursor.fetchone()

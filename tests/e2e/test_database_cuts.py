@@ -70,7 +70,7 @@ class Run(BankRun):
 
     def _cut(self, cursor: Any) -> int | None:
         place = self.target.cut_log("shop").place
-        if not self.target.connections.dialect.present(cursor, place):
+        if not self.target.connections.dialect.tables.present(cursor, place):
             return None
         cursor.execute(f"SELECT commit_ts FROM {place.location}")  # noqa: S608
         row = cursor.fetchone()
@@ -79,14 +79,14 @@ class Run(BankRun):
     def _excluded(self, cursor: Any) -> bool:
         """Whether some table is as of another moment."""
         place = self.target.cut_log("shop").place
-        if not self.target.connections.dialect.present(cursor, place):
+        if not self.target.connections.dialect.tables.present(cursor, place):
             return False
         cursor.execute(f"SELECT COUNT(*) FROM {place.beside('_tidesink_excluded')}")  # noqa: S608
         return bool(cursor.fetchone()[0])
 
     def _rows(self, cursor: Any, table: TableId) -> Rows:
         dialect, place = self.target.connections.dialect, self.target.place_of(table)
-        names = list(dialect.present(cursor, place))
+        names = list(dialect.tables.present(cursor, place))
         if not names:
             return {}
         (schema,) = (one for one in SCHEMAS if one.table == table)

@@ -17,7 +17,7 @@ from tests.full import FULL
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.sql.dialect import Connections
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict
         yield {"type": "delta", "path": "./lake"}, lambda: read_lake(tmp_path)
         return
     endpoint = postgres_database(request)
-    connections = Connections(PostgresDialect(), endpoint)
+    connections = Connections(postgres_dialect(), endpoint)
     url = f"postgresql://{endpoint.host}:{endpoint.port}/{endpoint.database}"
     target: dict[str, Any] = {"type": "postgres", "url": url, "user": endpoint.user}
     if endpoint.password:

@@ -21,8 +21,8 @@ from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import Limit, LimitKind
 from tidesink.sinks.targets.sql.columns import check_sql_shape
 from tidesink.sinks.targets.sql.dialect import Dialect
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.postgres import postgres_dialect
 from tidesink.sinks.worker.preflight import NO_NUL, change_limits, column_type, preflight_of, row_limits
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
@@ -38,7 +38,7 @@ TARGET: Final[dict[str, dict[str, Any]]] = {
     "kafka": {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json", "topic": "to_{schema}_{table}"},
     "http": {"type": "http", "url": "https://api.example.com/{schema}/{table}"},
 }
-DIALECTS: Final[dict[str, Dialect]] = {"postgres": PostgresDialect(), "mysql": MysqlDialect()}
+DIALECTS: Final[dict[str, Dialect]] = {"postgres": postgres_dialect(), "mysql": mysql_dialect()}
 
 
 def config_of(target: str, base: dict[str, Any] = CANAL_JSON, **more: Any) -> Config:

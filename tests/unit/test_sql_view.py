@@ -9,12 +9,12 @@ from tidesink.events import TableId
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.modes import OP, HistoryNames, history_shape, log_shape
 from tidesink.sinks.targets.sql.location import place_in
-from tidesink.sinks.targets.sql.mysql import MysqlDialect
-from tidesink.sinks.targets.sql.table import SqlView, living_query
+from tidesink.sinks.targets.sql.mysql import mysql_dialect
+from tidesink.sinks.targets.sql.view import SqlView, living_query
 from tidesink.typemap.target_schema import TargetSchema
 
 SHAPE = shape()
-DIALECT = MysqlDialect()
+DIALECT = mysql_dialect()
 PLACE = place_in("{schema}.{table}", TableId("shop", "orders"), DIALECT.quote)
 
 

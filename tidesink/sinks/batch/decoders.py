@@ -184,6 +184,21 @@ class RegisteredSchemas:
     keys: SideSchemas
     values: SideSchemas
 
+    @classmethod
+    def of(
+        cls, schemas: SubjectSchemas, key_refused: Mapping[int, str], value_refused: Mapping[int, str]
+    ) -> RegisteredSchemas:
+        """Divide the known schemas of a topic's subjects into usable and refused ones.
+
+        ``key_refused``, ``value_refused``: reasons why a schema cannot be used, by registry id.
+        """
+
+        def side(texts: Mapping[int, str], refused: Mapping[int, str]) -> SideSchemas:
+            usable = {schema_id: text for schema_id, text in texts.items() if schema_id not in refused}
+            return SideSchemas(usable, dict(refused), dict(schemas.unknown))
+
+        return cls(side(schemas.keys, key_refused), side(schemas.values, value_refused))
+
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
         """Yields the records that cannot be decoded, because the schema id in their key or value belongs to
         none of the usable schemas.

@@ -33,7 +33,6 @@ from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     PlanSettings,
     RegisteredSchemas,
-    SideSchemas,
     SubjectSchemas,
     folded_keys,
     in_order,
@@ -284,10 +283,7 @@ def debezium_avro_plan(
         zero_date,
         needed,
         tells_old_keys=settings.keys is not None or not read.keys or read.is_ticdc,
-        schemas=RegisteredSchemas(
-            _usable(schemas.keys, read.key_refused, schemas.unknown),
-            _usable(schemas.values, read.value_refused, schemas.unknown),
-        ),
+        schemas=RegisteredSchemas.of(schemas, read.key_refused, read.value_refused),
         control=read.control,
         row_keys=folded_keys(shape),
         is_ticdc=read.is_ticdc,
@@ -395,11 +391,6 @@ def _key_only(
     there = {column.name for columns in rows.values() for column in columns}
     key_columns = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
     return tuple(key_columns.values())
-
-
-def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:
-    usable = {schema_id: text for schema_id, text in texts.items() if schema_id not in refused}
-    return SideSchemas(usable, dict(refused), dict(unknown))
 
 
 def _key_names(

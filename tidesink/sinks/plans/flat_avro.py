@@ -25,7 +25,6 @@ from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     PlanSettings,
     RegisteredSchemas,
-    SideSchemas,
     SubjectSchemas,
     folded_keys,
     in_order,
@@ -176,12 +175,7 @@ def flat_avro_plan(
         named,
         settings,
     )
-    usable = RegisteredSchemas(
-        SideSchemas({number: schemas.keys[number] for number in key_read}, key_refused, schemas.unknown),
-        SideSchemas(
-            {number: schemas.values[number] for number in value_read}, value_refused, schemas.unknown
-        ),
-    )
+    usable = RegisteredSchemas.of(schemas, key_refused, value_refused)
     dropped = DroppedById.of(
         {number: record.column_names for number, record in value_read.items()},
         used,

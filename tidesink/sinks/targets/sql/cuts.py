@@ -92,14 +92,14 @@ class Gathered:
                 if fold(name) in keys
             ]
             mark = OF_SPARK[self._dialect.database]["boolean"]
-            self._dialect.create(
+            self._dialect.tables.create(
                 cursor, self.place, [*columns, (SOFT_DELETE_COLUMN, mark, False, "the key is deleted")]
             )
             self.look(cursor)
 
     def look(self, cursor: Any) -> bool:
         """Read and cache the side table's columns. Returns True if the side table exists."""
-        self._present = self._dialect.present(cursor, self.place)
+        self._present = self._dialect.tables.present(cursor, self.place)
         return bool(self._present)
 
     @property
@@ -123,14 +123,14 @@ class Gathered:
         added = {
             column.name: (
                 column_type,
-                self._dialect.literal(defaults[column.name], column_type)
+                self._dialect.values.literal(defaults[column.name], column_type)
                 if column.name in defaults
                 else None,
             )
             for column, column_type in plan.added
         }
         keys = frozenset(fold_name(key) for key in shape.keys)
-        return self._dialect.alter(self.place.location, added, plan.widened, keys)
+        return self._dialect.tables.alter(self.place.location, added, plan.widened, keys)
 
     def add(self, cursor: Any, merge: Merge) -> Counts:
         """Copy a staged batch into the side table, and return the row counts.
@@ -192,7 +192,9 @@ class Gathered:
         fold = folding(self._present, asked)
         own = {fold(name): (self._dialect.quote(name), kind) for name, kind in self._present.items()}
         selected = (own.get(fold(name)) for name in asked)
-        texts = ", ".join("NULL" if column is None else self._dialect.text_of(*column) for column in selected)
+        texts = ", ".join(
+            "NULL" if column is None else self._dialect.values.text_of(*column) for column in selected
+        )
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
@@ -211,7 +213,7 @@ class Gathered:
         counts = {bool(deleted): int(rows) for deleted, rows in cursor.fetchall()}
         if not counts:
             return
-        self._dialect.merge(cursor, self._merge(shape, present, counts))
+        self._dialect.rows.merge(cursor, self._merge(shape, present, counts))
         self.discard(cursor)
 
     def _merge(self, shape: TargetSchema, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
@@ -268,24 +270,24 @@ class ExcludedTables:
     def prepare(self, cursor: Any) -> None:
         """Create the table ``_tidesink_excluded`` if it is missing."""
         text = _TEXT[self._dialect.database]
-        self._dialect.prepare_schema(cursor, self.place)
+        self._dialect.tables.prepare_schema(cursor, self.place)
         if not self.is_there(cursor):
             columns = [
                 ("pipeline", text, True, "the pipeline's name in the config"),
                 ("source_schema", text, True, "schema of the source table"),
                 ("source_table", text, True, "source table that the last cut does not include"),
             ]
-            self._dialect.create(cursor, self.place, columns)
+            self._dialect.tables.create(cursor, self.place, columns)
 
     def is_there(self, cursor: Any) -> bool:
         """Return True if the table ``_tidesink_excluded`` exists."""
-        return bool(self._dialect.present(cursor, self.place))
+        return bool(self._dialect.tables.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
         """Add a row for each source table in ``tables``: the last cut does not include them."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for table in sorted(tables):
-            cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *table))
+            cursor.execute(self._dialect.rows.insert_missing.format(into), (self.pipeline, *table))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
         """Remove the rows of source tables that the cut of this transaction includes."""
@@ -319,7 +321,7 @@ class SqlCuts:
             TargetError: the table of cuts cannot be read.
         """
         with self._connections.transaction(self.place.shown, writes=False) as cursor:
-            if not self._dialect.present(cursor, self.place):
+            if not self._dialect.tables.present(cursor, self.place):
                 return None
             where = "WHERE pipeline = %s"
             cursor.execute(f"SELECT commit_ts FROM {self._location} {where}", (self._pipeline,))
@@ -373,8 +375,8 @@ class SqlCuts:
         ]
         with self._connections.transaction(self.place.shown) as cursor:
             self._excluded.prepare(cursor)
-            if not self._dialect.present(cursor, self.place):
-                self._dialect.create(cursor, self.place, columns)
+            if not self._dialect.tables.present(cursor, self.place):
+                self._dialect.tables.create(cursor, self.place, columns)
         self._prepared = True
 
     def _write(self, cursor: Any, commit_ts: int, time: datetime) -> None:

@@ -1,4 +1,4 @@
-"""The interface to one kind of database (``Dialect``), and a target's pool of connections."""
+"""The interface to one DBMS (``Dialect``), in parts by topic, and a target's pool of connections."""
 
 from __future__ import annotations
 
@@ -139,46 +139,12 @@ class ForView(NamedTuple):
     statement: str
 
 
-class Dialect(Protocol):
-    """The SQL targets' interface to one DBMS: Postgres, or MySQL and MariaDB."""
-
-    @property
-    def database(self) -> Database:
-        """The database's name in the table of column types (``typemap.table``), such as ``postgres``."""
-
-    @property
-    def limits(self) -> SqlLimits:
-        """The limits that the DBMS has on tables, such as the maximum number of columns."""
-
-    @property
-    def key_length(self) -> int | None:
-        """Length of a new text key column if the source's length is unknown; None if no length is needed."""
-
-    @property
-    def caveats(self) -> Mapping[ChangeKind, str]:
-        """Requirements that some servers do not meet, as a text for each kind of column change."""
+class Driver(Protocol):
+    """The database's Python driver: connections, loading and reading on the executors, and errors."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
         """The exception classes that the database driver raises."""
-
-    @property
-    def ddl_commits(self) -> bool:
-        """True if a DDL statement commits the transaction, together with its earlier statements."""
-
-    @property
-    def insert_missing(self) -> str:
-        """Template of an INSERT that does nothing if a row with the same key exists. ``{}`` stands for the
-        table, the columns and VALUES.
-        """
-
-    @property
-    def hex_prefix(self) -> str:
-        """The prefix that the database expects before the hex digits of bytes in loaded CSV lines."""
-
-    @property
-    def nul_refused(self) -> bool:
-        """True if a text column cannot store the character U+0000."""
 
     @property
     def load(self) -> Load:
@@ -189,27 +155,17 @@ class Dialect(Protocol):
         """The function that runs a query and yields its rows as texts. It runs on the executors."""
 
     @property
-    def code_of(self) -> Callable[[BaseException], str | None]:
-        """The function that returns the server's error code of a driver's exception.
+    def fault_of(self) -> Callable[[BaseException], Fault | None]:
+        """The function that converts a driver's exception to a ``Fault``, which has no row values.
 
-        It returns "" if the connection was lost, and None for an exception that is not the driver's.
+        It returns None for other exceptions.
         """
-
-    def quote(self, name: str) -> str:
-        """Return a name as a quoted SQL identifier."""
 
     def connect(self, endpoint: Endpoint) -> Any:
         """Open a driver connection with tidesink's session settings, and with autocommit off."""
 
     def alive(self, connection: Any) -> bool:
         """Return True if an idle connection still answers."""
-
-    @property
-    def fault_of(self) -> Callable[[BaseException], Fault | None]:
-        """The function that converts a driver's exception to a ``Fault``, which has no row values.
-
-        It returns None for other exceptions.
-        """
 
     def error_of(
         self,
@@ -236,6 +192,18 @@ class Dialect(Protocol):
         ``changes``: tidesink also alters the table's columns, which needs more privileges.
         """
 
+
+class Values(Protocol):
+    """Values in SQL: as literals, as texts, and as the hex digits of bytes."""
+
+    @property
+    def nul_refused(self) -> bool:
+        """True if a text column cannot store the character U+0000."""
+
+    @property
+    def hex_prefix(self) -> str:
+        """The prefix that the database expects before the hex digits of bytes in loaded CSV lines."""
+
     def literal(self, text: str, found: str) -> str:
         """Return an SQL literal of the type ``found`` for a value given as text (bytes as hex digits)."""
 
@@ -244,6 +212,17 @@ class Dialect(Protocol):
 
         Bytes become hex digits. Instants become UTC times without a zone.
         """
+
+    def hex_of(self, expression: str) -> str:
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
+
+
+class Tables(Protocol):
+    """Tables: their columns as the server describes them, and the DDL that creates and changes them."""
+
+    @property
+    def ddl_commits(self) -> bool:
+        """True if a DDL statement commits the transaction, together with its earlier statements."""
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """Create the table's schema and ledger if they are missing."""
@@ -256,6 +235,12 @@ class Dialect(Protocol):
         Raises:
             SchemaRefusedError: the name belongs to a view or another object that is not a table.
         """
+
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """Return the NOT NULL columns of a table: type by name."""
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """Return the columns that can be set to NULL, which are neither NOT NULL nor computed."""
 
     def folds_names(self, cursor: Any) -> bool:
         """Return True if the server treats table names that differ only in case as the same name."""
@@ -307,6 +292,11 @@ class Dialect(Protocol):
         ``keys``: names of the key columns, in lower case.
         """
 
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:
+        """Return the statements that complete a column change (``alter``) that a killed worker did not
+        finish.
+        """
+
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
         """Return the statements that change a column's type from ``found`` to ``wanted``, for the user to
         run.
@@ -314,15 +304,37 @@ class Dialect(Protocol):
         ``keys``: names of the key columns, in lower case.
         """
 
-    def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the statements that complete a column change (``alter``) that a killed worker did not
-        finish.
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """Return the statement that makes columns (type by name) nullable, for the user to run."""
+
+
+class Views(Protocol):
+    """The view of a target table's current rows."""
+
+    def text(self, cursor: Any, place: Place, name: str) -> str | None:
+        """Return the server's definition of the view ``name`` in the table's schema; None if the name is
+        free.
+
+        Returns an empty text if the object is not a view, or if the user may not see its definition.
         """
 
-    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+    def statements(self, view: str, query: str) -> list[str]:
+        """Return the statements that create a view of a query, or replace the existing view."""
+
+    def in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
+        """Return the statements to run before and after the types of a view's columns are changed.
+
+        Some databases must drop the view first, and restore its grants once it is created again.
+        """
+
+
+class Staging(Protocol):
+    """Staging tables, into which the executors load a batch's rows before they are merged."""
+
+    def tables(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of the existing staging tables of a target table."""
 
-    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+    def create(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table; ``columns``: type by name."""
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
@@ -331,35 +343,20 @@ class Dialect(Protocol):
         ``columns``: names of the loaded columns, each with True if its values are bytes as hex digits.
         """
 
+
+class Rows(Protocol):
+    """Statements that write and delete rows."""
+
+    @property
+    def insert_missing(self) -> str:
+        """Template of an INSERT that does nothing if a row with the same key exists. ``{}`` stands for the
+        table, the columns and VALUES.
+        """
+
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """Merge a staged batch into its target table in the open transaction, and return the row counts.
 
         With ``sequence_by: source``, staged rows that are not newer than the stored row are skipped.
-        """
-
-    def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the NOT NULL columns of a table: type by name."""
-
-    def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the columns that can be set to NULL, which are neither NOT NULL nor computed."""
-
-    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return the statement that makes columns (type by name) nullable, for the user to run."""
-
-    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """Return the server's definition of the view ``name`` in the table's schema; None if the name is
-        free.
-
-        Returns an empty text if the object is not a view, or if the user may not see its definition.
-        """
-
-    def view_statements(self, view: str, query: str) -> list[str]:
-        """Return the statements that create a view of a query, or replace the existing view."""
-
-    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after the types of a view's columns are changed.
-
-        Some databases must drop the view first, and restore its grants once it is created again.
         """
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
@@ -368,15 +365,37 @@ class Dialect(Protocol):
         ``keys``: quoted names of the key columns.
         """
 
-    def hex_of(self, expression: str) -> str:
-        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
-
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match the SQL condition ``only``. Returns the number of deleted rows.
 
         ``mark``: for soft deletes, the column that marks rows as deleted. Rows are then marked instead of
             deleted.
         """
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One DBMS as the SQL targets use it: Postgres, or MySQL and MariaDB. Each topic is a part of its own.
+
+    ``database``: its name in the table of column types (``typemap.table``), such as ``postgres``.
+    ``limits``: its limits on tables, such as the maximum number of columns.
+    ``caveats``: requirements that some servers do not meet, as a text for each kind of column change.
+    ``key_length``: length of a new text key column if the source's length is unknown; None if no length is
+        needed.
+    ``quote``: returns a name as a quoted SQL identifier. Every identifier in a statement comes from it.
+    """
+
+    database: Database
+    limits: SqlLimits
+    caveats: Mapping[ChangeKind, str]
+    key_length: int | None
+    quote: Callable[[str], str]
+    driver: Driver
+    values: Values
+    tables: Tables
+    views: Views
+    staging: Staging
+    rows: Rows
 
 
 _KEPT: Final = 8
@@ -406,7 +425,7 @@ class Connections:
         ``writes``: if False, the transaction is rolled back at the end.
 
         Raises:
-            TidesinkError: the driver raised an error, converted by ``Dialect.error_of``.
+            TidesinkError: the driver raised an error, converted by ``Driver.error_of``.
             CommitUnknownError: the connection was lost during the commit.
         """
         with self.translated(table):
@@ -427,7 +446,7 @@ class Connections:
         done = threading.Event()
 
         def speak() -> None:
-            while not done.wait(self.endpoint.silence / 4) and self.dialect.alive(cursor.connection):
+            while not done.wait(self.endpoint.silence / 4) and self.dialect.driver.alive(cursor.connection):
                 pass
 
         speaker = threading.Thread(target=speak, daemon=True)
@@ -445,8 +464,8 @@ class Connections:
             yield
         except TidesinkError as exc:
             raise exc.with_context(table=table) from exc.__cause__
-        except self.dialect.errors as exc:
-            fault = self.dialect.fault_of(exc)
+        except self.dialect.driver.errors as exc:
+            fault = self.dialect.driver.fault_of(exc)
             if fault is None:
                 raise
             raise self.error(fault, table=table, committing=committing) from None
@@ -456,21 +475,23 @@ class Connections:
         statements.
         """
         place = self._places.get(table)
-        lacks = place is not None and self.dialect.is_of_rights(fault.code)
+        lacks = place is not None and self.dialect.driver.is_of_rights(fault.code)
         grants = self._missing_grants(place) if place is not None and lacks else []
         user = self.endpoint.user
-        return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
+        return self.dialect.driver.error_of(
+            fault, table=table, committing=committing, user=user, grants=grants
+        )
 
     def _missing_grants(self, place: Place) -> list[str]:
         """Ask the server, on a new connection, for the GRANT statements that the user lacks.
 
         Returns an empty list if the server does not answer.
         """
-        with suppress(TidesinkError, OSError, *self.dialect.errors):
-            connection = self.dialect.connect(self.endpoint)
+        with suppress(TidesinkError, OSError, *self.dialect.driver.errors):
+            connection = self.dialect.driver.connect(self.endpoint)
             try:
                 with connection.cursor() as cursor:
-                    return self.dialect.missing_grants(cursor, place, changes=True)
+                    return self.dialect.driver.missing_grants(cursor, place, changes=True)
             finally:
                 self._discard(connection)
         return []
@@ -487,8 +508,8 @@ class Connections:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return self.dialect.connect(self.endpoint)
-            if self.dialect.alive(connection):
+                return self.dialect.driver.connect(self.endpoint)
+            if self.dialect.driver.alive(connection):
                 return connection
             self._discard(connection)
 
@@ -505,5 +526,5 @@ class Connections:
 
     def _discard(self, connection: Any) -> None:
         # The connection may be lost already; then there is nothing to close.
-        with suppress(*self.dialect.errors, OSError):
+        with suppress(*self.dialect.driver.errors, OSError):
             connection.close()

@@ -90,7 +90,7 @@ class SqlLedger:
         values += self._values(SqlEntry(self.pipeline, self.keys))
         names = ", ".join((*self._own, "source_table", *self._columns))
         marks = ", ".join(["%s"] * len(values))
-        insert = self.dialect.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
+        insert = self.dialect.rows.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
         cursor.execute(insert, values)
 
     def read(self, cursor: Any, *, lock: bool = False) -> SqlEntry | None:
@@ -121,7 +121,7 @@ class SqlLedger:
 
     def others(self, cursor: Any) -> dict[str, bool]:
         """Return the names of the table's other shards, each with True if a batch of it was ever applied."""
-        if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
+        if not self.dialect.tables.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
         cursor.execute(
@@ -156,7 +156,7 @@ class SqlLedger:
             raise not_shared(self.place.shown, shard, table=source)
 
     def _check_same(self, cursor: Any) -> None:
-        if not self.dialect.folds_names(cursor):
+        if not self.dialect.tables.folds_names(cursor):
             return
         query = f"SELECT table_name, source_table FROM {self.location}"
         cursor.execute(query)
@@ -188,7 +188,7 @@ class SqlLedger:
             StaleProgressError: the table was dropped and created again, but the ledger was not. No error is
                 raised if both were created again, because they then come from one backup.
         """
-        now = self.dialect.identity(cursor, self.place)
+        now = self.dialect.tables.identity(cursor, self.place)
         if entry.progress and entry.identity and now and _made_again(entry.identity, now):
             raise self._made_again()
         return replace(entry, identity=now)
@@ -290,13 +290,13 @@ class SqlTombstones:
 
     def _removed(self, cursor: Any, horizon: int, keys: Sequence[str], *, most: int) -> int:
         column = self.dialect.quote(SEQUENCE_COLUMN)
-        bound = self.dialect.literal(hex_above(horizon), SEQUENCE_TYPES[self.dialect.database])
+        bound = self.dialect.values.literal(hex_above(horizon), SEQUENCE_TYPES[self.dialect.database])
         where = f"{self._mark} AND {column} < {bound}"
         names = [self.dialect.quote(key) for key in keys]
-        return self.dialect.delete_some(cursor, self.place.location, names, where, most=most)
+        return self.dialect.rows.delete_some(cursor, self.place.location, names, where, most=most)
 
     def _kept(self, cursor: Any) -> tuple[int, int | None]:
-        least = f"min({self.dialect.hex_of(self.dialect.quote(SEQUENCE_COLUMN))})"
+        least = f"min({self.dialect.values.hex_of(self.dialect.quote(SEQUENCE_COLUMN))})"
         cursor.execute(f"SELECT count(*), {least} FROM {self.place.location} WHERE {self._mark}")
         count, digits = cursor.fetchone()
         return int(count), None if digits is None else commit_ts_in(digits)

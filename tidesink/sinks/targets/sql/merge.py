@@ -11,7 +11,6 @@ there. Three statements carry out the operations, and their row counts must matc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,30 +19,16 @@ from tidesink.errors import (
     AccountingError,
     SchemaRefusedError,
     TargetError,
-    TidesinkError,
     TransientTargetError,
 )
 from tidesink.events import LOGICAL_BITS, folding
 from tidesink.sinks.spark.errors import NOT_STORED
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.columns import Mend
-from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
-    AFTER_DELETE,
-    AT,
-    ATTEMPT,
-    FROM,
-    IS_DELETE,
-    KEPT,
-    SEQUENCE,
-    Loader,
-    StagedColumn,
-    StagedRows,
-    counted_attempts,
     place_of,
-    stage_rows,
-    staged_columns,
     staged_name,
 )
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
@@ -177,9 +162,9 @@ def _changed_by_casts(
         cursor.execute(f"UPDATE {merge.stage} AS s SET {sets} WHERE {merge.counted}")
         cursor.execute(f"SELECT {asked} FROM {merge.stage} s WHERE {merge.counted}")
         row = cursor.fetchone()
-    except dialect.errors as exc:
-        fault = dialect.fault_of(exc)
-        if fault is None or type(dialect.error_of(fault, table=merge.place.shown)) is not TargetError:
+    except dialect.driver.errors as exc:
+        fault = dialect.driver.fault_of(exc)
+        if fault is None or type(dialect.driver.error_of(fault, table=merge.place.shown)) is not TargetError:
             raise
         cursor.execute(f"ROLLBACK TO SAVEPOINT {_BEFORE_CASTS}")
         return None
@@ -294,7 +279,7 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     Raises:
         SchemaRefusedError: a column is NOT NULL. The message has the statement that changes it.
     """
-    required = dialect.required(cursor, place)
+    required = dialect.tables.required(cursor, place)
     fold = folding(required, (column.name for column in shape.columns))
     values = {fold(column.name) for column in shape.columns if not column.key}
     named = {name: column_type for name, column_type in required.items() if fold(name) in values}
@@ -302,7 +287,7 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
         raise SchemaRefusedError(
             f"The columns {', '.join(named)} of {place.shown} are NOT NULL. Under `sequence_by: source` a "
             "deleted row stays with its key and without other values until `tombstone-retention` has passed. "
-            f"Change the columns, and start again: {dialect.optional(place, named)}",
+            f"Change the columns, and start again: {dialect.tables.optional(place, named)}",
             table=str(place.source),
             column=next(iter(named)),
         )
@@ -598,80 +583,3 @@ class _Versions:
             f"SELECT {named}, t.{self._start} AS moment, t.{self._end} AS till, "
             f"COALESCE(t.{self._read}, FALSE) AS from_read FROM {rows}"
         )
-
-
-def make_staging(
-    connections: Connections,
-    stage: str,
-    columns: Sequence[StagedColumn],
-    types: Sequence[str],
-    natives: Sequence[tuple[str, str]],
-    table: str,
-) -> None:
-    """Create an empty staging table ``stage``. An existing table of this name is dropped.
-
-    ``columns``: the columns without the attempt id.
-    ``types``: the types of those columns that hold the source's columns, in order.
-    ``natives``: names and types of the additional columns that ``cast_staged`` fills.
-    ``table``: the source table, for errors.
-    """
-    words = OF_SPARK[connections.dialect.database]
-    marks = {
-        IS_DELETE: words["int"],
-        KEPT: words["string"],
-        AFTER_DELETE: words["int"],
-        FROM: words["string"],
-    }
-    marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
-    marks[AT] = words["bigint"]
-    shape_types = iter(types)
-    spelt = {ATTEMPT: words["bigint"]}
-    spelt |= {column.name: next(shape_types) if column.column else marks[column.name] for column in columns}
-    spelt |= dict(natives)
-    with connections.transaction(table) as cursor:
-        cursor.execute(f"DROP TABLE IF EXISTS {stage}")
-        connections.dialect.create_staging(cursor, stage, spelt)
-
-
-def drop_staging(connections: Connections, stage: str, table: str) -> None:
-    """Drop the staging table ``stage``. If that fails, the next worker that claims the table drops it."""
-    with suppress(TidesinkError), connections.transaction(table) as cursor:
-        cursor.execute(f"DROP TABLE IF EXISTS {stage}")
-
-
-def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
-    """Return the ``Loader`` that Spark tasks use to load rows into the staging table ``stage``."""
-    dialect, columns = connections.dialect, staged_columns(rows)
-    statement = dialect.load_statement(
-        stage, [(ATTEMPT, False), *((column.name, column.hex) for column in columns)]
-    )
-    made = StagedRows(rows.shape, columns, dialect.hex_prefix)
-    return Loader(connections.endpoint, statement, dialect.load, dialect.fault_of, dialect.nul_refused, made)
-
-
-def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:
-    """Load the batch's rows into the staging table ``stage`` if its tasks did not do so already.
-
-    Returns the ids of the task attempts whose staged rows make up the batch.
-
-    Raises:
-        TransientTargetError: Spark or the database failed for now; the batch may be tried again.
-        TargetError: the database cannot store a value.
-    """
-    parts = batch.staged
-    if parts is None:
-        parts = stage_rows(loader_into(connections, stage, batch.row_format), batch)
-    failure = next((part.failure for part in parts if part.failure is not None), None)
-    if failure is None:
-        return counted_attempts(batch, parts)
-    table = str(batch.shape.table)
-    columns = staged_columns(batch.row_format)
-    column = columns[failure.column].column if failure.column is not None else None
-    if column is not None:
-        raise TargetError(
-            "A text contains the character U+0000, which Postgres cannot store. Remove it at the source, "
-            "or write the table to another target.",
-            table=table,
-            column=column.name,
-        )
-    raise connections.error(failure.fault, table=table)

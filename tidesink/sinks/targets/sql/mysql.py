@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
-from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
+from tidesink.sinks.targets.sql.dialect import Counts, Dialect, ForView, Merge, no_table
 from tidesink.sinks.targets.sql.load import ROW, ROWS_AT_ONCE, kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
@@ -55,7 +55,7 @@ from tidesink.sinks.targets.sql.target import (
 )
 from tidesink.source_database.connection_faults import mysql_fault
 from tidesink.typemap.native_sql import native_text
-from tidesink.typemap.render_sql import KEY_LENGTH, Database, FoundType
+from tidesink.typemap.render_sql import KEY_LENGTH, FoundType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -234,41 +234,16 @@ def _loaded(connection: Any, statement: str, name: str) -> int:
     return rows
 
 
-class MysqlDialect:
-    """The MySQL and MariaDB implementation of ``Dialect``.
-
-    Caches the server's collation and staging engine.
-    """
-
-    database: Database = "mysql"
-    limits = MYSQL_LIMITS
-    caveats: Mapping[ChangeKind, str] = MappingProxyType({"rename": _NO_RENAME})
-    staging_engines: Mapping[str, str] = _STAGING_ENGINES
-    ddl_commits = True
-    insert_missing = "INSERT IGNORE INTO {}"
-    hex_prefix = ""
-    nul_refused = False
+class MysqlDriver:
+    """The driver PyMySQL."""
 
     load = staticmethod(load)
     read = staticmethod(read)
-    code_of = staticmethod(code_of)
     fault_of = staticmethod(fault_of)
-    missing_grants = staticmethod(mysql_grants)
-    quote = staticmethod(quote_mysql)
     connect = staticmethod(connect)
     alive = staticmethod(alive)
     error_of = staticmethod(error_of)
-    check_kept = staticmethod(check_kept)
-
-    def __init__(self, key_length: int = KEY_LENGTH) -> None:
-        """Create the dialect.
-
-        ``key_length``: length of a new key column, in characters (text) or bytes, if the source's length is
-            unknown.
-        """
-        self.key_length = key_length
-        self._collation = ""
-        self._engine = ""
+    missing_grants = staticmethod(mysql_grants)
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
@@ -278,6 +253,13 @@ class MysqlDialect:
     def is_of_rights(self, code: str) -> bool:
         """Return True for an error number of a missing privilege. There is one for each kind of object."""
         return code in RIGHTS
+
+
+class MysqlValues:
+    """Values in MySQL's SQL."""
+
+    nul_refused = False
+    hex_prefix = ""
 
     def literal(self, text: str, found: str) -> str:
         """Return an SQL literal for a value of a column with the type ``found``."""
@@ -299,12 +281,63 @@ class MysqlDialect:
             return f"CONVERT({column} USING utf8mb4)"
         return native_text(column, found, "mysql") or f"CAST({column} AS CHAR)"
 
+    def hex_of(self, expression: str) -> str:
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
+        return f"HEX({expression})"
+
+
+class MysqlServer:
+    """Abilities of a server that its tables depend on. They are queried once.
+
+    ``collation``: the collation of key columns; empty before ``look``.
+    ``engine``: the storage engine of staging tables; empty before ``look``.
+    """
+
+    def __init__(self, engines: Mapping[str, str]) -> None:
+        """Create the cache. ``engines``: storage engines for staging tables, fastest first."""
+        self.collation = ""
+        self.engine = ""
+        self._engines = engines
+
+    def look(self, cursor: Any) -> None:
+        """Query the server for the collation and the engine, and cache both.
+
+        Raises:
+            SchemaRefusedError: the server has no collation that compares texts byte by byte.
+        """
+        if self.engine:
+            return
+        cursor.execute(
+            "SELECT COLLATION_NAME FROM information_schema.COLLATIONS WHERE COLLATION_NAME IN (%s, %s)",
+            KEY_COLLATIONS,
+        )
+        collations = cursor.fetchone()
+        if collations is None:
+            raise SchemaRefusedError(
+                "The server has no collation that compares texts byte by byte. Use MySQL 8.0.17 or MariaDB "
+                "10.2, or a newer version."
+            )
+        cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
+        engines = {row[0].upper() for row in cursor.fetchall()}
+        self.collation = collations[0]
+        self.engine = next(word for name, word in self._engines.items() if name in engines)
+
+
+@dataclass(frozen=True)
+class MysqlTables:
+    """The tables of MySQL and MariaDB. DDL commits the transaction."""
+
+    server: MysqlServer
+    ddl_commits: ClassVar[bool] = True
+
+    check_kept = staticmethod(check_kept)
+
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """Create the table's database and its ledger if missing.
 
         The CREATE privilege is only needed for what is missing.
         """
-        self._look(cursor)
+        self.server.look(cursor)
         cursor.execute(
             "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (place.schema,)
         )
@@ -315,7 +348,7 @@ class MysqlDialect:
         if place.shard:
             ledgers.append((place.shards, SHARDS_COLUMNS))
         for location, columns in ledgers:
-            prepare_ledger(cursor, location, self._names(cursor, location), columns, self._collation)
+            prepare_ledger(cursor, location, self._names(cursor, location), columns, self.server.collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the table's column types by name, without display widths; empty if the table does not exist.
@@ -334,13 +367,16 @@ class MysqlDialect:
             for name, column_type, collation in columns
         }
 
-    def _is_view(self, cursor: Any, place: Place) -> bool:
-        cursor.execute(
-            "SELECT TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            (place.schema, place.name),
-        )
-        row = cursor.fetchone()
-        return row is not None and row[0] in _NO_TABLES
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """Return the NOT NULL columns: type by name."""
+        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
+        return {name: column_type for name, column_type, null, *_ in cursor.fetchall() if null != "YES"}
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """Return the names of the nullable columns that the server does not compute."""
+        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
+        columns = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
+        return [name for name, null, extra in columns if null == "YES" and not is_computed(extra)]
 
     def folds_names(self, cursor: Any) -> bool:
         """Return True if the server variable ``lower_case_table_names`` is not 0."""
@@ -355,8 +391,8 @@ class MysqlDialect:
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
         """Check that the types and collations of the key columns treat different keys as different."""
-        self._look(cursor)
-        check_keys(cursor, place, keys, self._collation)
+        self.server.look(cursor)
+        check_keys(cursor, place, keys, self.server.collation)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Create the table if missing, with its primary key and column comments."""
@@ -398,17 +434,6 @@ class MysqlDialect:
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
 
-    def retyped(
-        self,
-        location: str,
-        name: str,
-        found: str,  # noqa: ARG002  (MODIFY converts from any type)
-        wanted: str,
-        keys: frozenset[str],
-    ) -> list[str]:
-        """Return one ALTER that changes a column's type, for the user to run."""
-        return self.alter(location, {}, {name: wanted}, keys)
-
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
         """Return the ALTER that removes the defaults of new columns, if a worker was killed before it ran."""
         cursor.execute(
@@ -424,19 +449,101 @@ class MysqlDialect:
         ]
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
-    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+    def retyped(
+        self,
+        location: str,
+        name: str,
+        found: str,  # noqa: ARG002  (MODIFY converts from any type)
+        wanted: str,
+        keys: frozenset[str],
+    ) -> list[str]:
+        """Return one ALTER that changes a column's type, for the user to run."""
+        return self.alter(location, {}, {name: wanted}, keys)
+
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """Return one ALTER that makes all the columns nullable. MODIFY needs the types too."""
+        changes = ", ".join(
+            f"MODIFY {quote_mysql(name)} {column_type} NULL" for name, column_type in columns.items()
+        )
+        return f"ALTER TABLE {place.location} {changes}"
+
+    def _is_view(self, cursor: Any, place: Place) -> bool:
+        cursor.execute(
+            "SELECT TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            (place.schema, place.name),
+        )
+        row = cursor.fetchone()
+        return row is not None and row[0] in _NO_TABLES
+
+    def _column(self, name: str, column_type: str, *, key: bool = False) -> str:
+        words = f"{quote_mysql(name)} {column_type}"
+        if key and column_type.startswith("varchar"):
+            words += f" CHARACTER SET utf8mb4 COLLATE {self.server.collation}"
+        return words + (f" NOT NULL{default_of_key(column_type)}" if key else " NULL")
+
+    def _columns(self, cursor: Any, location: str) -> list[tuple[str, str, str | None]]:
+        try:
+            cursor.execute(f"SHOW FULL COLUMNS FROM {location}")
+        except pymysql().err.MySQLError as exc:
+            if code_of(exc) in _NO_TABLE:
+                return []
+            raise
+        return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+
+    def _names(self, cursor: Any, location: str) -> dict[str, str]:
+        return {name: column_type for name, column_type, _ in self._columns(cursor, location)}
+
+
+class MysqlViews:
+    """The views of MySQL and MariaDB."""
+
+    def text(self, cursor: Any, place: Place, name: str) -> str | None:
+        """Return the definition of the view ``name``; None if the name is free, empty if it is not a view."""
+        cursor.execute(
+            "SELECT v.VIEW_DEFINITION FROM information_schema.TABLES t "
+            "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
+            "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
+            (place.schema, name),
+        )
+        row = cursor.fetchone()
+        return None if row is None else str(row[0] or "")
+
+    def statements(self, view: str, query: str) -> list[str]:
+        """Return the statement that creates a view or replaces it.
+
+        The view runs with its creator's privileges, so its readers need no privilege on the table.
+        """
+        return [f"CREATE OR REPLACE VIEW {view} AS {query}"]
+
+    def in_the_way(
+        self,
+        cursor: Any,  # noqa: ARG002
+        view: str,  # noqa: ARG002
+    ) -> tuple[list[str], list[ForView]]:
+        """Return no statements, because MySQL allows type changes of columns that a view reads."""
+        return [], []
+
+
+@dataclass(frozen=True)
+class MysqlStaging:
+    """Staging tables of MySQL and MariaDB, which are loaded with LOAD DATA LOCAL."""
+
+    server: MysqlServer
+
+    def tables(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of existing staging tables, found by their prefix."""
         like = place.staging_prefix.replace("_", "\\_") + "%"
         cursor.execute(f"SHOW TABLES FROM {quote_mysql(place.schema).replace('%', '%%')} LIKE %s", (like,))
         return [name for (name,) in cursor.fetchall()]
 
-    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+    def create(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table in the fastest available engine, with the collation of key columns."""
-        self._look(cursor)
+        self.server.look(cursor)
+        engine = self.server.engine
         spelt = ", ".join(f"{name} {column_type} NULL" for name, column_type in columns.items())
         cursor.execute(
-            f"CREATE TABLE {stage} ({_KEY_OF.get(self._engine, '')}{spelt}) ENGINE={self._engine} "
-            f"DEFAULT CHARACTER SET utf8mb4 COLLATE {self._collation}"
+            f"CREATE TABLE {stage} ({_KEY_OF.get(engine, '')}{spelt}) ENGINE={engine} "
+            f"DEFAULT CHARACTER SET utf8mb4 COLLATE {self.server.collation}"
         )
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
@@ -451,6 +558,14 @@ class MysqlDialect:
             f"FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY '\\n' "
             f"({names})" + (f" SET {sets}" if sets else "")
         )
+
+
+@dataclass(frozen=True)
+class MysqlRows:
+    """Statements of MySQL and MariaDB that write and delete rows."""
+
+    tables: MysqlTables
+    insert_missing: ClassVar[str] = "INSERT IGNORE INTO {}"
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """Merge a staged batch into its target table, and return the row counts (``mysql_merge.merged``)."""
@@ -467,52 +582,8 @@ class MysqlDialect:
         cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
         cursor.fetchall()
         keys = {fold_name(column.target) for column in merge.keys}
-        self.check_keys(cursor, merge.place, keys)
+        self.tables.check_keys(cursor, merge.place, keys)
         return only_unique(cursor, merge.place, keys)
-
-    def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the NOT NULL columns: type by name."""
-        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
-        return {name: column_type for name, column_type, null, *_ in cursor.fetchall() if null != "YES"}
-
-    def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the names of the nullable columns that the server does not compute."""
-        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
-        columns = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
-        return [name for name, null, extra in columns if null == "YES" and not is_computed(extra)]
-
-    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER that makes all the columns nullable. MODIFY needs the types too."""
-        changes = ", ".join(
-            f"MODIFY {quote_mysql(name)} {column_type} NULL" for name, column_type in columns.items()
-        )
-        return f"ALTER TABLE {place.location} {changes}"
-
-    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """Return the definition of the view ``name``; None if the name is free, empty if it is not a view."""
-        cursor.execute(
-            "SELECT v.VIEW_DEFINITION FROM information_schema.TABLES t "
-            "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
-            "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
-            (place.schema, name),
-        )
-        row = cursor.fetchone()
-        return None if row is None else str(row[0] or "")
-
-    def view_statements(self, view: str, query: str) -> list[str]:
-        """Return the statement that creates a view or replaces it.
-
-        The view runs with its creator's privileges, so its readers need no privilege on the table.
-        """
-        return [f"CREATE OR REPLACE VIEW {view} AS {query}"]
-
-    def view_in_the_way(
-        self,
-        cursor: Any,  # noqa: ARG002
-        view: str,  # noqa: ARG002
-    ) -> tuple[list[str], list[ForView]]:
-        """Return no statements, because MySQL allows type changes of columns that a view reads."""
-        return [], []
 
     def delete_some(
         self,
@@ -526,10 +597,6 @@ class MysqlDialect:
         """Delete at most ``most`` rows that match ``where`` with DELETE … LIMIT, and return their number."""
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
-    def hex_of(self, expression: str) -> str:
-        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
-        return f"HEX({expression})"
-
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match ``only``, or mark them as deleted, and return their number.
 
@@ -541,48 +608,6 @@ class MysqlDialect:
             cursor.execute(f"UPDATE {location} SET {mark} = 1 WHERE NOT ({mark} <=> 1) AND {only}")  # noqa: S608
         return int(cursor.rowcount)
 
-    def _column(self, name: str, column_type: str, *, key: bool = False) -> str:
-        words = f"{quote_mysql(name)} {column_type}"
-        if key and column_type.startswith("varchar"):
-            words += f" CHARACTER SET utf8mb4 COLLATE {self._collation}"
-        return words + (f" NOT NULL{default_of_key(column_type)}" if key else " NULL")
-
-    def _columns(self, cursor: Any, location: str) -> list[tuple[str, str, str | None]]:
-        try:
-            cursor.execute(f"SHOW FULL COLUMNS FROM {location}")
-        except pymysql().err.MySQLError as exc:
-            if code_of(exc) in _NO_TABLE:
-                return []
-            raise
-        return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
-
-    def _names(self, cursor: Any, location: str) -> dict[str, str]:
-        return {name: column_type for name, column_type, _ in self._columns(cursor, location)}
-
-    def _look(self, cursor: Any) -> None:
-        """Query the server for the collation of key columns and the engine of staging tables, and cache
-        both.
-
-        Raises:
-            SchemaRefusedError: the server has no collation that compares texts byte by byte.
-        """
-        if self._engine:
-            return
-        cursor.execute(
-            "SELECT COLLATION_NAME FROM information_schema.COLLATIONS WHERE COLLATION_NAME IN (%s, %s)",
-            KEY_COLLATIONS,
-        )
-        collations = cursor.fetchone()
-        if collations is None:
-            raise SchemaRefusedError(
-                "The server has no collation that compares texts byte by byte. Use MySQL 8.0.17 or MariaDB "
-                "10.2, or a newer version."
-            )
-        cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
-        engines = {row[0].upper() for row in cursor.fetchall()}
-        self._collation = collations[0]
-        self._engine = next(word for name, word in self.staging_engines.items() if name in engines)
-
 
 def _narrow(collation: str | None) -> str | None:
     """Return a collation's character set if it cannot store all of Unicode; None otherwise."""
@@ -590,11 +615,35 @@ def _narrow(collation: str | None) -> str | None:
     return None if charset in ("", "utf8mb4", "binary") else charset
 
 
-def _dialect_of(settings: MysqlSettings) -> MysqlDialect:
-    return MysqlDialect(settings.key_length)
+def mysql_dialect(key_length: int = KEY_LENGTH, *, engines: Mapping[str, str] = _STAGING_ENGINES) -> Dialect:
+    """Return MySQL and MariaDB as the SQL targets use them.
+
+    ``key_length``: length of a new key column, in characters (text) or bytes, if the source's length is
+        unknown.
+    ``engines``: storage engines for staging tables, fastest first: the SQL for each name of a server's list.
+    """
+    server = MysqlServer(engines)
+    tables = MysqlTables(server)
+    return Dialect(
+        "mysql",
+        MYSQL_LIMITS,
+        caveats={"rename": _NO_RENAME},
+        key_length=key_length,
+        quote=quote_mysql,
+        driver=MysqlDriver(),
+        values=MysqlValues(),
+        tables=tables,
+        views=MysqlViews(),
+        staging=MysqlStaging(server),
+        rows=MysqlRows(tables),
+    )
 
 
-CAPABILITIES: Final = capabilities_of(MysqlDialect())
+def _dialect_of(settings: MysqlSettings) -> Dialect:
+    return mysql_dialect(settings.key_length)
+
+
+CAPABILITIES: Final = capabilities_of(mysql_dialect())
 PREFLIGHT: Final = SqlPreflight(_dialect_of)
 _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' without local_infile'))"
 _WITHOUT: Final = "without local_infile"
@@ -607,7 +656,7 @@ def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> Sql
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:
     """Return the server, database and name of a source table's target table, for display."""
-    return shown_place(MysqlDialect(), settings, table)
+    return shown_place(mysql_dialect(), settings, table)
 
 
 def try_target(settings: MysqlSettings) -> str:
@@ -617,7 +666,7 @@ def try_target(settings: MysqlSettings) -> str:
         ConfigError: the server cannot be used, or does not allow LOAD DATA LOCAL.
     """
     endpoint = endpoint_of(settings)
-    answer = try_connection(MysqlDialect(), endpoint, _QUESTION)
+    answer = try_connection(mysql_dialect(), endpoint, _QUESTION)
     if answer.endswith(_WITHOUT):
         raise ConfigError(
             f"The server at target.url ({endpoint.shown}) does not allow LOAD DATA LOCAL. Set the server's "

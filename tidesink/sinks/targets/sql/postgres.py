@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
-from tidesink.sinks.targets.sql.dialect import ForView, no_table
+from tidesink.sinks.targets.sql.dialect import Dialect, ForView, no_table
 from tidesink.sinks.targets.sql.load import ROWS_AT_ONCE, kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
@@ -37,7 +36,6 @@ from tidesink.sinks.targets.sql.postgres_merge import (
     NO_WRITES_WAY,
     RIGHTS,
     check_kept,
-    code_of,
     error_of,
     fault_of,
     merged,
@@ -53,7 +51,7 @@ from tidesink.sinks.targets.sql.target import (
 )
 from tidesink.source_database.connection_faults import postgres_fault
 from tidesink.typemap.native_sql import native_text
-from tidesink.typemap.render_sql import Database, FoundType, plain_type
+from tidesink.typemap.render_sql import FoundType, plain_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -263,31 +261,16 @@ def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
     return [f"DROP VIEW IF EXISTS {view}"], [ForView(*row) for row in cursor.fetchall()]
 
 
-class PostgresDialect:
-    """The Postgres implementation of ``Dialect``."""
-
-    database: Database = "postgres"
-    limits = POSTGRES_LIMITS
-    key_length = None
-    caveats: Mapping[ChangeKind, str] = MappingProxyType({})
-    ddl_commits = False
-    insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
-    hex_prefix = "\\x"
-    nul_refused = True
+class PostgresDriver:
+    """The driver psycopg."""
 
     load = staticmethod(load)
     read = staticmethod(read)
-    code_of = staticmethod(code_of)
     fault_of = staticmethod(fault_of)
-    missing_grants = staticmethod(postgres_grants)
-    quote = staticmethod(quote_postgres)
     connect = staticmethod(connect)
     alive = staticmethod(alive)
     error_of = staticmethod(error_of)
-    merge = staticmethod(merged)
-    check_keys = staticmethod(check_keys)
-    view_text = staticmethod(view_text)
-    view_in_the_way = staticmethod(view_in_the_way)
+    missing_grants = staticmethod(postgres_grants)
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
@@ -297,6 +280,13 @@ class PostgresDialect:
     def is_of_rights(self, code: str) -> bool:
         """Return True if ``code`` is the SQLSTATE of a missing privilege."""
         return code == RIGHTS
+
+
+class PostgresValues:
+    """Values in Postgres's SQL."""
+
+    nul_refused = True
+    hex_prefix = "\\x"
 
     def literal(self, text: str, found: str) -> str:
         """Return an SQL literal for a value, cast to the column type ``found``."""
@@ -314,6 +304,21 @@ class PostgresDialect:
         if plain.startswith("timestamp") and plain.endswith("with time zone"):
             return f"({column} AT TIME ZONE 'UTC')::text"
         return native_text(column, found, "postgres") or f"{column}::text"
+
+    def hex_of(self, expression: str) -> str:
+        """Return SQL that converts bytes to hex digits, in a collation that sorts digits before letters."""
+        return f"encode({expression}, 'hex') COLLATE \"C\""
+
+
+@dataclass(frozen=True)
+class PostgresTables:
+    """Postgres's tables. DDL is part of the transaction."""
+
+    values: PostgresValues
+    ddl_commits: ClassVar[bool] = False
+
+    check_keys = staticmethod(check_keys)
+    check_kept = staticmethod(check_kept)
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """Create the table's schema and its ledger if missing.
@@ -354,6 +359,25 @@ class PostgresDialect:
             raise no_table(place)
         return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in rows}
 
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """Return the NOT NULL columns: type by name."""
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
+            (place.location,),
+        )
+        return dict(cursor.fetchall())
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """Return the names of columns that can be set to NULL. A domain may also forbid NULL."""
+        cursor.execute(
+            "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
+            "AND NOT typnotnull AND attgenerated = ''",
+            (place.location,),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
         """Return False, because quoted names are case-sensitive in Postgres."""
         return False
@@ -368,10 +392,6 @@ class PostgresDialect:
         cursor.execute(query, (place.own_ledger, place.location))
         (oids,) = cursor.fetchone()
         return None if oids is None else str(oids)
-
-    def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-        """Check that the table stores every row as it is written (``postgres_merge.check_kept``)."""
-        check_kept(cursor, place, columns, keys)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Create the table if missing, with its primary key and column comments."""
@@ -417,6 +437,10 @@ class PostgresDialect:
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
 
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
+        """Return no statements, because an interrupted transaction rolls back its DDL."""
+        return []
+
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
         """Return one ALTER that changes a column's type, for the user to run.
 
@@ -424,17 +448,37 @@ class PostgresDialect:
         """
         quoted = quote_postgres(name)
         if wanted == "text":  # as the source writes it, which a cast does not always do (inet, arrays)
-            text = self.text_of(quoted, found)
+            text = self.values.text_of(quoted, found)
             return [f"ALTER TABLE {location} ALTER COLUMN {quoted} TYPE text USING {text}"]
         if fold_name(name) in keys or plain_type(found).startswith(_CAST):
             return self.alter(location, {}, {name: wanted}, keys)
         return [f"ALTER TABLE {location} DROP COLUMN {quoted}, ADD COLUMN {quoted} {wanted}"]
 
-    def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
-        """Return no statements, because an interrupted transaction rolls back its DDL."""
-        return []
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """Return one ALTER that removes NOT NULL from all the columns."""
+        changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
+        return f"ALTER TABLE {place.location} {changes}"
 
-    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+
+class PostgresViews:
+    """Postgres's views."""
+
+    text = staticmethod(view_text)
+    in_the_way = staticmethod(view_in_the_way)
+
+    def statements(self, view: str, query: str) -> list[str]:
+        """Return the statements that create a view or replace it.
+
+        The first statement takes a lock, because creation fails if another session creates the view at the
+        same time.
+        """
+        return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
+
+
+class PostgresStaging:
+    """Postgres's staging tables, which are loaded with COPY."""
+
+    def tables(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of existing staging tables, found by their prefix."""
         cursor.execute(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -443,7 +487,7 @@ class PostgresDialect:
         )
         return [name for (name,) in cursor.fetchall()]
 
-    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+    def create(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table. It is UNLOGGED and without autovacuum, because only one batch uses it."""
         spelt = ", ".join(f"{name} {_held(name, column_type)}" for name, column_type in columns.items())
         cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
@@ -453,37 +497,12 @@ class PostgresDialect:
         names = ", ".join(name for name, _ in columns)
         return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
 
-    def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the NOT NULL columns: type by name."""
-        cursor.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
-            (place.location,),
-        )
-        return dict(cursor.fetchall())
 
-    def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the names of columns that can be set to NULL. A domain may also forbid NULL."""
-        cursor.execute(
-            "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
-            "AND NOT typnotnull AND attgenerated = ''",
-            (place.location,),
-        )
-        return [name for (name,) in cursor.fetchall()]
+class PostgresRows:
+    """Postgres's statements that write and delete rows."""
 
-    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER that removes NOT NULL from all the columns."""
-        changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
-        return f"ALTER TABLE {place.location} {changes}"
-
-    def view_statements(self, view: str, query: str) -> list[str]:
-        """Return the statements that create a view or replace it.
-
-        The first statement takes a lock, because creation fails if another session creates the view at the
-        same time.
-        """
-        return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
+    insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
+    merge = staticmethod(merged)
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
         """Delete at most ``most`` rows that match ``where``, and return their number.
@@ -494,10 +513,6 @@ class PostgresDialect:
         chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
         cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
         return int(cursor.rowcount)
-
-    def hex_of(self, expression: str) -> str:
-        """Return SQL that converts bytes to hex digits, in a collation that sorts digits before letters."""
-        return f"encode({expression}, 'hex') COLLATE \"C\""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match ``only``, or mark them as deleted, and return their number.
@@ -522,8 +537,26 @@ def _held(name: str, column_type: str) -> str:
     return f"text CHECK (char_length({name}) <= {length[1]})" if length else column_type
 
 
-CAPABILITIES: Final = capabilities_of(PostgresDialect())
-PREFLIGHT: Final = SqlPreflight(lambda _: PostgresDialect())
+def postgres_dialect() -> Dialect:
+    """Return Postgres as the SQL targets use it."""
+    values = PostgresValues()
+    return Dialect(
+        "postgres",
+        POSTGRES_LIMITS,
+        caveats={},
+        key_length=None,
+        quote=quote_postgres,
+        driver=PostgresDriver(),
+        values=values,
+        tables=PostgresTables(values),
+        views=PostgresViews(),
+        staging=PostgresStaging(),
+        rows=PostgresRows(),
+    )
+
+
+CAPABILITIES: Final = capabilities_of(postgres_dialect())
+PREFLIGHT: Final = SqlPreflight(lambda _: postgres_dialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s%s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'the user may create schemas' "
@@ -535,12 +568,12 @@ _READ_ONLY: Final = "(read-only)"
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
     """Open the Postgres target that a config describes."""
-    return open_sql(PostgresDialect(), config)
+    return open_sql(postgres_dialect(), config)
 
 
 def place_of(settings: PostgresSettings, table: TableId) -> str:
     """Return the server, schema and name of a source table's target table, for display."""
-    return shown_place(PostgresDialect(), settings, table)
+    return shown_place(postgres_dialect(), settings, table)
 
 
 def try_target(settings: PostgresSettings) -> str:
@@ -549,7 +582,7 @@ def try_target(settings: PostgresSettings) -> str:
     Raises:
         ConfigError: the server cannot be used, or accepts no writes. The message names the reason.
     """
-    answer = try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)
+    answer = try_connection(postgres_dialect(), endpoint_of(settings), _QUESTION)
     if answer.endswith(_READ_ONLY):
         raise ConfigError(f"{NO_WRITES}. {NO_WRITES_WAY}")
     return answer

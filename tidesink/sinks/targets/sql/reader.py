@@ -104,12 +104,15 @@ class SqlReader(TableReader):
         """True if the target table and its ledger exist."""
         ledger = replace(self._place, name=SHARDS if self._place.shard else LEDGER)
         with self._connections.transaction(self._table, writes=False) as cursor:
-            return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
+            return bool(
+                self._dialect.tables.present(cursor, self._place)
+                and self._dialect.tables.present(cursor, ledger)
+            )
 
     def columns(self) -> Mapping[str, str]:
         """Return the table's current columns: Spark type by name."""
         with self._connections.transaction(self._table, writes=False) as cursor:
-            self._present = self._dialect.present(cursor, self._place)
+            self._present = self._dialect.tables.present(cursor, self._place)
         return {
             name: reading_type(self._shape.find(name), column_type, self._dialect.database)
             for name, column_type in self._present.items()
@@ -149,11 +152,13 @@ class SqlReader(TableReader):
         dialect = self._dialect
         task = ReadTask(
             self._connections.endpoint,
-            self._query(", ".join(dialect.text_of(*one) for one in asked), [one.name for one in columns]),
+            self._query(
+                ", ".join(dialect.values.text_of(*one) for one in asked), [one.name for one in columns]
+            ),
             len(asked),
-            dialect.read,
-            dialect.fault_of,
-            dialect.error_of,
+            dialect.driver.read,
+            dialect.driver.fault_of,
+            dialect.driver.error_of,
             self._table,
         )
         ddl = ", ".join(f"c{index} string" for index in range(len(asked)))
@@ -186,7 +191,7 @@ class SqlReader(TableReader):
     @cached_property
     def _present(self) -> dict[str, str]:
         with self._connections.transaction(self._table, writes=False) as cursor:
-            return self._dialect.present(cursor, self._place)
+            return self._dialect.tables.present(cursor, self._place)
 
     def _query(self, texts: str, columns: Sequence[str]) -> str:
         """Return the SQL query of the table's current rows.
@@ -215,7 +220,7 @@ class SqlReader(TableReader):
             name, kind = next(
                 item for item in self._present.items() if fold_name(item[0]) == fold_name(column)
             )
-            conditions.append(f"{self._place.quote(name)} = {self._dialect.literal(value, kind)}")
+            conditions.append(f"{self._place.quote(name)} = {self._dialect.values.literal(value, kind)}")
         return conditions
 
 

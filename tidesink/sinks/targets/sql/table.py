@@ -5,22 +5,17 @@ and records the progress. It first locks the table's ledger row and checks the e
 is outdated writes nothing.
 """
 
-# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from hashlib import sha256
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
 from tidesink.events import fold_name, folding
 from tidesink.sinks.state.progress import Progress, check_held
 from tidesink.sinks.targets.base import (
-    SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Claim,
@@ -37,8 +32,7 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.cuts import TableVersion, check_named
-from tidesink.sinks.targets.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
-from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
+from tidesink.sinks.targets.sharing import Turns, others_columns
 from tidesink.sinks.targets.sql.columns import (
     SqlEvolution,
     check_natives,
@@ -58,24 +52,19 @@ from tidesink.sinks.targets.sql.merge import (
     cast_staged,
     check_room_for_deletes,
     check_staged,
-    drop_staging,
     fill_kept,
-    loader_into,
-    make_staging,
     merge_of,
     merged_versions,
     missing_columns,
     native_name,
     not_stored,
-    staged,
 )
+from tidesink.sinks.targets.sql.shard import SqlShard
+from tidesink.sinks.targets.sql.staging import drop_staging, loader_into, make_staging, staged
+from tidesink.sinks.targets.sql.view import SqlView
 from tidesink.typemap.native_sql import Native, reading_type
 from tidesink.typemap.render_sql import OF_SPARK
-from tidesink.typemap.target_schema import TargetColumn, TargetSchema
-
-if TYPE_CHECKING:
-    from tidesink.sinks.targets.sql.dialect import Dialect, ForView
-
+from tidesink.typemap.target_schema import TargetSchema
 
 _Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
@@ -138,22 +127,22 @@ class SqlTable:
             entry = self._ledger.claimed(self._read(cursor, lock=True))
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
-            self._dialect.check_keys(cursor, self.place, self._keys)
+            self._dialect.tables.check_keys(cursor, self.place, self._keys)
             keys = frozenset(fold_name(key) for key in self._shape.keys)
-            self._dialect.check_kept(cursor, self.place, self._columns, keys)
+            self._dialect.tables.check_kept(cursor, self.place, self._columns, keys)
             check_natives(self._present, self._shape, self._dialect.database, self._mend)
             # The ledger row is locked, so no other worker changes the columns at the same time.
-            self._change(cursor, self._dialect.left_undone(cursor, self.place))
+            self._change(cursor, self._dialect.tables.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         self._staging = self._unused = None  # the staging table of an earlier epoch is dropped below
         with self._transaction(writes=False) as cursor:
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
         # If a fenced worker's tasks still write to a staging table, dropping it fails. The next claim drops
         # it.
         with suppress(TransientTargetError), self._transaction() as cursor:
-            for name in self._dialect.staging_tables(cursor, self.place):
+            for name in self._dialect.staging.tables(cursor, self.place):
                 cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
         return Claim(entry.epoch, entry.progress)
 
@@ -240,7 +229,7 @@ class SqlTable:
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         if self._changing:  # the last column change was interrupted: complete it and read the columns again
             with self._altering() as (cursor, _):
-                self._change(cursor, self._dialect.left_undone(cursor, self.place))
+                self._change(cursor, self._dialect.tables.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
         needed = needed or (self._gathers and self._gathered.lacks(shape))
         created, self._created = self._created, False
@@ -317,8 +306,8 @@ class SqlTable:
         with self._transaction() as cursor:
             if self._gathers:
                 self._excluded.prepare(cursor)
-            self._dialect.prepare_schema(cursor, self.place)
-            present = self._dialect.present(cursor, self.place)
+            self._dialect.tables.prepare_schema(cursor, self.place)
+            present = self._dialect.tables.present(cursor, self.place)
             if not present:
                 if self._ledger.loaded(cursor):
                     return present
@@ -327,9 +316,9 @@ class SqlTable:
                 self._make(cursor, shape, soft=soft)
             elif soft and SOFT_DELETE_COLUMN not in present:
                 mark = {SOFT_DELETE_COLUMN: (OF_SPARK[self._dialect.database]["boolean"], None)}
-                for statement in self._dialect.alter(location, mark, {}, frozenset()):
+                for statement in self._dialect.tables.alter(location, mark, {}, frozenset()):
                     cursor.execute(statement)
-            present = self._dialect.present(cursor, self.place)
+            present = self._dialect.tables.present(cursor, self.place)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present
@@ -345,7 +334,7 @@ class SqlTable:
         ]
         if soft:
             columns.append((SOFT_DELETE_COLUMN, OF_SPARK[database]["boolean"], False, _SOFT_DELETE_COMMENT))
-        self._dialect.create(cursor, self.place, columns)
+        self._dialect.tables.create(cursor, self.place, columns)
         self._created = True
 
     def _grown(self, shape: TargetSchema, *, created: bool) -> EvolveResult:
@@ -377,7 +366,7 @@ class SqlTable:
             for column, column_type in plan.added
         }
         keys = frozenset(fold_name(key) for key in shape.keys)
-        return self._dialect.alter(self.place.location, added, plan.widened, keys)
+        return self._dialect.tables.alter(self.place.location, added, plan.widened, keys)
 
     def _planned(self, shape: TargetSchema) -> SqlEvolution:
         """Plan the column changes that ``shape`` needs, from the cached columns.
@@ -388,7 +377,7 @@ class SqlTable:
         plan = self._plan(self._present, shape)
         if self._shard and plan.needed:
             with self._transaction(writes=False) as cursor:
-                self._present = self._dialect.present(cursor, self.place)
+                self._present = self._dialect.tables.present(cursor, self.place)
             plan = self._plan(self._present, shape)
         return plan
 
@@ -408,7 +397,7 @@ class SqlTable:
             for column_name, column_type in self._present.items()
         }
         own, column_type = named[fold_name(name)]
-        return self._dialect.retyped(self.place.location, own, column_type, wanted, keys)
+        return self._dialect.tables.retyped(self.place.location, own, column_type, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
         """Alter the columns of the table, of its view, and of the side table of gathered changes.
@@ -417,7 +406,7 @@ class SqlTable:
         """
         with self._transaction(writes=False) as cursor:
             self._held(cursor, self._claimed_epoch(), lock=False)
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
         if not statements(self.place.location, self._present):
             return
         if self.place.shard:
@@ -435,7 +424,7 @@ class SqlTable:
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
-            self._present = self._dialect.present(cursor, self.place)
+            self._present = self._dialect.tables.present(cursor, self.place)
             yield cursor, entry
         self._changing = False
 
@@ -446,7 +435,7 @@ class SqlTable:
         """
         before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
         self._change(cursor, [*before, *statements])
-        self._present = self._dialect.present(cursor, self.place)
+        self._present = self._dialect.tables.present(cursor, self.place)
         shown = self._view.statements(cursor, self._present) if self._view else []
         rights = [again.statement for again in after if again.column in (None, *self._present)]
         self._change(cursor, [*shown, *rights])
@@ -465,14 +454,14 @@ class SqlTable:
 
         In MySQL, DDL would commit that transaction and release the lock, so a second connection is used.
         """
-        if not self._dialect.ddl_commits:
+        if not self._dialect.tables.ddl_commits:
             yield cursor
             return
         with self._connections.kept_awake(cursor), self._transaction() as changing:
             yield changing
 
     def _literal(self, text: str | None, column_type: str) -> str | None:
-        return None if text is None else self._dialect.literal(text, column_type)
+        return None if text is None else self._dialect.values.literal(text, column_type)
 
     def _check_rows(self, entry: SqlEntry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
@@ -501,7 +490,11 @@ class SqlTable:
         if missing_columns(self._present, self._dialect):
             with self._altering() as (cursor, _):
                 missing = missing_columns(self._present, self._dialect)
-                added = self._dialect.alter(self.place.location, missing, {}, frozenset()) if missing else []
+                added = (
+                    self._dialect.tables.alter(self.place.location, missing, {}, frozenset())
+                    if missing
+                    else []
+                )
                 self._alter(cursor, added, widens=False)
         self._ordered = batch.shape
 
@@ -583,7 +576,7 @@ class SqlTable:
         if batch.truncates:
             soft = mark if batch.how.delete_mode == "soft" else None
             only = self._shard.rows(self._present) if self._shard else "true"
-            return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
+            return Counts(deleted=self._dialect.rows.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
         merge = self._merge_of(cursor, batch, attempts)
@@ -598,7 +591,7 @@ class SqlTable:
                 message, context = omitted
                 raise ValueNotStoredError(message, **context, table=self._table)
             fill_kept(cursor, self._dialect.database, merge)
-        return self._dialect.merge(cursor, merge)
+        return self._dialect.rows.merge(cursor, merge)
 
     def _taken_in(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         """Write a batch to the side table of gathered changes, for the next cut. Returns the row counts."""
@@ -620,7 +613,7 @@ class SqlTable:
         return natives_of(self._present, shape, self._dialect.database)
 
     def _merge_of(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...]) -> Merge:
-        beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
+        beside = batch.beside(lambda: self._dialect.tables.nullable(cursor, self.place))
         epoch = self._epoch or 0
         return merge_of(
             batch,
@@ -683,132 +676,3 @@ class SqlTable:
     def _transaction(self, *, writes: bool = True) -> Iterator[Any]:
         with self._connections.transaction(self._table, writes=writes) as cursor:
             yield cursor
-
-
-_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN, READ_COLUMN})
-# Conditions of a current row, by column. In a history, an ended version and a delete marker have an end.
-_LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
-_MARK: Final = "_tidesink_view_"
-
-
-@dataclass(frozen=True)
-class SqlView:
-    """A view of a target table's current rows, in the same schema."""
-
-    dialect: Dialect
-    place: Place
-    name: str
-
-    def statements(self, cursor: Any, present: Mapping[str, str]) -> list[str]:
-        """Return the statements that create the view, or adapt it to the table's columns if they changed.
-
-        ``present``: the table's columns: type by name.
-
-        A change log (``mode: append``) has no view, because its rows are neither current nor deleted.
-
-        Raises:
-            SchemaRefusedError: the view's name belongs to a table, or to a view that tidesink did not create.
-        """
-        if OP in present:
-            return []
-        text = self.dialect.view_text(cursor, self.place, self.name)
-        if text is not None and _MARK not in text:
-            raise SchemaRefusedError(
-                f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not create (or "
-                "whose definition this user may not see). `target.view` uses that name for the view of "
-                f"{self.place.shown}. Set `target.view` to another name, or drop the existing object.",
-                table=str(self.place.source),
-            )
-        alias = _MARK + sha256(living_query(self.place, present).encode()).hexdigest()[:16]
-        if text is not None and alias in text:
-            return []
-        query = living_query(self.place, present, alias)
-        return self.dialect.view_statements(self.place.beside(self.name), query)
-
-    def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after a change of column types, so that the view does not
-        prevent it.
-        """
-        text = self.dialect.view_text(cursor, self.place, self.name)
-        if text is None or _MARK not in text:
-            return [], []
-        return self.dialect.view_in_the_way(cursor, self.place.beside(self.name))
-
-
-def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
-    """Return the SQL query of a table's current rows, without tombstones and soft-deleted rows.
-
-    In a history, these are the current versions.
-
-    ``alias``: the table's alias in the query; empty for none.
-    """
-    named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
-    living = [f"{place.quote(name)} {condition}" for name, condition in _LIVING.items() if name in columns]
-    where = f" WHERE {' AND '.join(living)}" if living else ""
-    return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{where}"
-
-
-class SqlShard:
-    """The rows and the ledger row of one shard (``place.shard``) of a shared table."""
-
-    def __init__(self, connections: Connections, place: Place, ledger: SqlLedger) -> None:
-        self._connections = connections
-        self._dialect = connections.dialect
-        self._place = place
-        self._ledger = ledger
-
-    def rows(self, present: Mapping[str, str]) -> str:
-        """Return an SQL condition that selects the shard's rows; ``present``: the table's column types by
-        name.
-        """
-        assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
-        column, value = self._place.shard
-        name, column_type = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
-        return f"{self._dialect.quote(name)} = {self._dialect.literal(value, column_type)}"
-
-    def new(self, shape: TargetSchema) -> tuple[tuple[TargetColumn, str], ...]:
-        """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
-        them.
-        """
-        with self._connections.transaction(str(self._place.source), writes=False) as cursor:
-            entry = self._ledger.read(cursor)
-        return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))
-
-    def fill(
-        self,
-        cursor: Any,
-        entry: SqlEntry,
-        shape: TargetSchema,
-        *,
-        defaults: Mapping[str, str],
-        present: Mapping[str, str],
-    ) -> None:
-        """Write defaults into the shard's rows, and record in the ledger that the rows have the columns of
-        ``shape``.
-
-        ``defaults``: default texts by column name.
-        ``present``: the table's columns: type by name.
-        """
-        fold = folding(present, (column.name for column in shape.columns))
-        given = {fold(name): text for name, text in defaults.items()}
-        sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold(name)], column_type)}"
-            for name, column_type in present.items()
-            if fold(name) in given
-        ]
-        if sets:
-            cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
-        self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
-
-    def written(self, entry: SqlEntry, shape: TargetSchema) -> SqlEntry:
-        """Return the shard's ledger row ``entry`` with the columns of ``shape`` added to those it lists."""
-        return replace(entry, known=known_after(entry.known or (), shape))
-
-    def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
-        """Return an error like ``error`` whose message also names the table's other shards.
-
-        ``error``: reports a column change that the table cannot make.
-        """
-        with self._connections.transaction(str(self._place.source), writes=False) as cursor:
-            others = self._ledger.others(cursor)
-        return also_of(error, self._place.shown, others) if others else error

@@ -51,7 +51,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         exactly_once=True,
         features=SqlSettings.features,
         packed=True,
-        nul_in_text=not dialect.nul_refused,
+        nul_in_text=not dialect.values.nul_refused,
         caveats={"drop": _NO_DROP, **dialect.caveats},
     )
 
@@ -206,7 +206,7 @@ class SqlPreflight(PreflightChecks):
             grants = [
                 grant
                 for place, changes in wanted.items()
-                for grant in dialect.missing_grants(cursor, place, changes=changes)
+                for grant in dialect.driver.missing_grants(cursor, place, changes=changes)
             ]
         return tuple(dict.fromkeys(grants))
 
