@@ -33,6 +33,16 @@ def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -
     assert Undecodable(200).reported_in(right(changed(CANAL_JSON)), plan) == plan
 
 
+def test_a_record_that_may_be_before_the_tables_start_is_a_warning() -> None:
+    """Whether the table reads it is known once the worker resolves the start."""
+    config = right(changed(CANAL_JSON, defaults={"start": "latest"}))
+    reported = Undecodable(14, ["FramingError: no JSON"]).reported_in(config, TablePlan(ORDERS, "app"))
+    assert reported.problem is None
+    (warning,) = reported.warnings
+    assert "does not read records before its start" in warning
+    assert "it stops (bad-record: pause)" in warning
+
+
 def test_a_plan_names_the_way_out_of_a_type_change() -> None:
     """The same as the worker's state and the letter do."""
     changed_type = ValueOutOfRangeError("True is not a valid date.", column="born", table="shop.orders")

@@ -532,8 +532,16 @@ class Undecodable:
             return plan
         if plan.table is None:
             return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
-        if config.table_config(plan.table).bad_record == "dead-letter":
+        settings = config.table_config(plan.table)
+        if settings.bad_record == "dead-letter":
             remark = f"{self.text} The worker stores such records as dead letters (bad-record: dead-letter)."
+            return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
+        if settings.start != "earliest":
+            # Only the worker resolves the start, so the record may be one that the table never reads.
+            remark = (
+                f"{self.text} The table does not read records before its start. At such a record after its "
+                f"start, it stops (bad-record: pause). {_SET_ASIDE}"
+            )
             return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
         stops = f"{self.text} The table stops before this record (bad-record: pause). {_SET_ASIDE}"
         return dataclasses.replace(plan, problem=plan.problem or stops)

@@ -709,7 +709,8 @@ def dead_letters_of(config: Config) -> DeadLetters:
     if settings.topic is None:
         raise ConfigError(
             "The dead-letters section of the config names no topic. Set errors.deadletterqueue.topic.name "
-            f"in this section, for example to {config.pipeline}-dead-letters."
+            f"in this section, for example to {config.pipeline}-dead-letters. Only tables with bad-record: "
+            "dead-letter store records there."
         )
     properties = config.source.confluent_properties()
     return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))

@@ -52,7 +52,10 @@ _MISSING: Final = (
     "Rows that have not changed since then are missing. To also load them, run `tidesink snapshot start "
     "TABLE`."
 )
-_LOADED: Final = "The snapshot loads the other rows from source.database (snapshot: initial)."
+_LOADED: Final = (
+    "The snapshot loads the other rows from source.database (snapshot: initial), once the topic has a record "
+    "after this start."
+)
 
 
 class KnownStart(msgspec.Struct, frozen=True, rename="kebab"):
