@@ -533,21 +533,20 @@ class Undecodable:
         if plan.table is None:
             return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
         settings = config.table_config(plan.table)
-        if settings.bad_record == "dead-letter":
-            remark = f"{self.text} The worker stores such records as dead letters (bad-record: dead-letter)."
-            return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
-        if settings.start != "earliest":
-            # Only the worker resolves the start, so the record may be one that the table never reads.
-            remark = (
-                f"{self.text} The table does not read records before its start. At such a record after its "
-                f"start, it stops (bad-record: pause). {_SET_ASIDE}"
-            )
-            return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
-        stops = f"{self.text} The table stops before this record (bad-record: pause). {_SET_ASIDE}"
-        return dataclasses.replace(plan, problem=plan.problem or stops)
+        if settings.bad_record == "pause" and settings.start == "earliest":
+            stops = f"{self.text} The table stops before this record (bad-record: pause). {_SET_ASIDE}"
+            return dataclasses.replace(plan, problem=plan.problem or stops)
+        # Only the worker resolves a start, so the record may be one that the table never reads.
+        remark = _MAY_STOP if settings.bad_record == "pause" else _STORED
+        return dataclasses.replace(plan, warnings=(*plan.warnings, f"{self.text} {remark}"))
 
 
 _SET_ASIDE: Final = "Fix the cause, or set bad-record: dead-letter to store such records as dead letters."
+_MAY_STOP: Final = (
+    "The table does not read records before its start. At such a record after its start, it stops "
+    f"(bad-record: pause). {_SET_ASIDE}"
+)
+_STORED: Final = "The worker stores such records as dead letters (bad-record: dead-letter)."
 
 
 def shown_error(error: DecodeError) -> str:

@@ -111,7 +111,7 @@ class StoredForm(Generic[T]):
 def _plain_text(value: object) -> str:
     """Returns a text whose class is a subclass of ``str``, such as ``FoundType``, as plain text."""
     if isinstance(value, str):
-        return str.__str__(value)
+        return str(value)
     raise TypeError(f"{type(value).__name__} cannot be stored")
 
 

@@ -307,9 +307,8 @@ class FileWriter:
             if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
-        if (
-            batch.how.mode == "history" and batch.since is not None
-        ):  # versions that ended earlier do not change
+        # In a history, versions that ended before the batch do not change.
+        if batch.how.mode == "history" and batch.since is not None:
             later = expressions.greaterThanOrEqual(TO_COLUMN, batch.since)
             scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()

@@ -43,7 +43,7 @@ class SqlEntry(Entry):
 
     ``commits``: number of committed batches.
     ``horizon``: commit_ts up to which tombstones may have been removed; None if none were.
-    ``identity``: the server's ids of the ledger and the target table (``Dialect.identity``).
+    ``identity``: the server's ids of the ledger and the target table (``Tables.identity``).
     """
 
     commits: int = 0

@@ -789,7 +789,7 @@ def fault_of(exc: BaseException) -> Fault | None:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return tidesink's error to raise for an error of MySQL or MariaDB (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for an error of MySQL or MariaDB (``Driver.error_of``)."""
     code = fault.code
     if code in _CUT:
         if committing:

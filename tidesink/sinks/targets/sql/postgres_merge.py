@@ -530,7 +530,7 @@ def _named(diag: Any) -> str:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return tidesink's error to raise for an error of Postgres (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for an error of Postgres (``Driver.error_of``)."""
     code = fault.code
     if code.startswith(_CUT[1:]) or code == "":
         if committing:

@@ -1,6 +1,6 @@
 """Reads the rows of a target table in a SQL database, to compare them with the source.
 
-A Spark task selects every value as text (``Dialect.text_of``), so that no driver converts it. Spark then
+A Spark task selects every value as text (``Values.text_of``), so that no driver converts it. Spark then
 casts the texts to the types of the source table's columns. ``spelling`` reports how the database itself
 reformats a value, such as the spaces of JSON.
 
