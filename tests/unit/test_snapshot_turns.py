@@ -1,4 +1,4 @@
-"""When a table's next batch is a part of its snapshot."""
+"""When the next part of a table's snapshot can be read."""
 
 from __future__ import annotations
 
@@ -136,14 +136,6 @@ def test_the_number_that_the_status_shows_is_passed() -> None:
     assert not _snapshot("never", asked).is_under_way(running)
     # Nor is one that was cancelled so in the way of the next.
     assert asked.start(5).started == 901
-
-
-def test_parts_and_changes_take_turns_while_both_wait() -> None:
-    found = _snapshot("initial")
-    turns = [found.comes_next(_progress(3, HALF), waiting=True) for _ in range(4)]
-    assert turns == [True, False, True, False]
-    assert [found.comes_next(_progress(3, HALF), waiting=False) for _ in range(3)] == [True, True, True]
-    assert not found.comes_next(_progress(3, DONE), waiting=False)
 
 
 @pytest.mark.parametrize(

@@ -415,15 +415,15 @@ class _Ahead:
 
 
 class Snapshot:
-    """Decides if a table's next batch is a part of its snapshot, and plans the part.
+    """Decides if the next part of a table's snapshot can be read, and plans the part.
 
     Used by one thread at a time. ``asked``: the user's requests about the table's snapshots.
+    ``read_part_last``: True if the table's last batch was a part, among those that a part could have been.
     """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
         self._settings = settings
-        self._read_last = False
         self._estimate: int | None = None
         self._ahead: _Ahead | None = None
         self._rounds = 1
@@ -434,6 +434,7 @@ class Snapshot:
         self._open = frozenset[str]()
         self._looks_at = 0.0
         self.asked = SnapshotControl()
+        self.read_part_last = False
 
     def is_due(self, progress: Progress) -> bool:
         """Return True if the table has a snapshot to begin or continue, and it is not paused."""
@@ -608,16 +609,6 @@ class Snapshot:
             if name is not None:
                 forget = partial(forget_keys, self._context.store, name)
                 self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
-
-    def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
-        """Return True if the next batch is a part of the snapshot, and not changes from Kafka.
-
-        ``waiting``: True if changes are pending. Then parts and changes alternate.
-        """
-        if not self.is_due(progress):
-            return False
-        self._read_last = not (self._read_last and waiting)
-        return self._read_last
 
     def next_part(
         self, progress: Progress, plan: DecodePlan, applied: Mapping[int, int]

@@ -66,6 +66,7 @@ from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatc
 from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.starts import Start
 from tidesink.sinks.worker.sweep import SweepBatch
+from tidesink.sinks.worker.turns import Job, Look, Steps, next_job
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
@@ -524,52 +525,97 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
-        """Run one batch of the table. Unlike ``work``, raises the batch's errors."""
-        context = self._context
-        retry = context.retry(self.table)
-        opens, self.stalled = self._hold is None, False
-        if offsets is not None:
-            self._continuity.refuse_mode(offsets)
-        if not self._is_open(offsets):
-            return
-        assert self._hold is not None  # noqa: S101  (it is open)
-        progress = topic_progress(self._hold.progress, self.topic)
-        if opens and offsets is not None and self.is_short(offsets):
-            return  # another look-up of the offsets must confirm this first
+        """Do the table's next jobs until one ends the turn. Unlike ``work``, raises the jobs' errors."""
+        self.stalled = False
         if offsets is None:
             raise topic_deleted(self.topic)
-        if self._rewinds.is_due(self._hold.progress) and self._may_read:
-            # Before the continuity check: a new rewind may skip records that expired during the last one.
-            self._rewind(offsets)
-            return
-        if self._snapshot.is_outrun(self._hold.progress):
-            self._counters.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
-            self._change("RUNNING", None)
-            return
-        if not self._goes_on(progress, offsets) or not self._may_read:
-            return  # the bound must be raised first
-        if self._takes_other_turn(self._hold.progress, offsets):
-            return
+        self._continuity.refuse_mode(offsets)
+        steps: Steps | None = Steps()
+        while steps is not None:
+            look = self._look_now(offsets)
+            job = next_job(steps, look)
+            if look.has_part and job in (Job.SNAPSHOT_PART, Job.CHANGES):
+                self._snapshot.read_part_last = job is Job.SNAPSHOT_PART
+            steps = self._do(job, steps, offsets, passes=passes)
+
+    def _look_now(self, offsets: TopicOffsets) -> Look:
+        """Return the facts by which the next job is chosen. Makes no request to Kafka or the target."""
+        if self._hold is None:
+            return Look()
+        progress = self._hold.progress
+        return Look(
+            is_open=True,
+            is_replaced=self._topic_progress() is None and self._start.is_other_topic(offsets),
+            is_short=self.is_short(offsets),
+            may_read=self._may_read,
+            rewind_asked=self._rewinds.asked is not None,
+            rewind_due=self._rewinds.is_due(progress),
+            is_outrun=self._snapshot.is_outrun(progress),
+            has_ddl=self.has_ddl,
+            has_part=self._reads_part(progress, offsets),
+            read_part_last=self._snapshot.read_part_last,
+            has_changes=self.unread(offsets) > 0,
+        )
+
+    def _do(self, job: Job, steps: Steps, offsets: TopicOffsets, *, passes: bool) -> Steps | None:
+        """Do one job. Return the facts that the turn has found out so far, or None if the job ends the turn.
+
+        ``passes``: True if records that contain nothing for the table may be skipped without a commit.
+        """
+        match job:
+            case Job.OPEN:
+                return replace(steps, opened=True, awaits_record=not self._opens(offsets))
+            case Job.REOPEN:
+                self._decoding = None
+                self.close()
+                return replace(steps, reopened=True, awaits_record=not self._opens(offsets))
+            case Job.CHECK:
+                return replace(steps, continuous=self._is_continuous(offsets))
+            case Job.FORGET_REWIND:
+                self._rewinds.settle()
+                return steps
+            case Job.SOURCE_DDL:
+                return None if self._settle_ddl(offsets) else replace(steps, ddl_waits=True)
+            case Job.REWIND:
+                self._rewind(offsets)
+            case Job.OUTRUN:
+                self._refuse_outrun()
+            case Job.SNAPSHOT_PART:
+                self._read_part(offsets)
+            case Job.CHANGES:
+                self._read_changes(offsets, passes=passes)
+            case Job.REST:
+                pass
+        return None
+
+    def _refuse_outrun(self) -> None:
+        assert self._hold is not None  # noqa: S101  (opened before)
+        self._counters.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
+        self._change("RUNNING", None)
+
+    def _read_changes(self, offsets: TopicOffsets, *, passes: bool) -> None:
+        """Run a batch that reads and applies the topic's next records."""
         plan, reader = self._plan(offsets)
         self.stalled = plan.records == 0
         if self.stalled:
             self.rest()
             return
         # With cuts, watermarks must be part of the committed progress, so they are not skipped.
-        passes &= context.config.cuts is None
-        if passes and self._pass_by(plan, reader, progress):
+        passes &= self._context.config.cuts is None
+        if passes and self._pass_by(plan, reader, self._topic_progress()):
             return
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
+            retry = self._context.retry(self.table)
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
-    def _goes_on(self, progress: TopicProgress | None, offsets: TopicOffsets) -> bool:
+    def _is_continuous(self, offsets: TopicOffsets) -> bool:
         """Check that no record of the topic was lost or replaced (``Continuity.check``).
 
         Returns False if Kafka has replaced skipped records by other records, which must be read first.
         """
         assert self._hold is not None  # noqa: S101  (opened before)
         holds = self._continuity.check(
-            progress,
+            self._topic_progress(),
             offsets,
             batch=self._hold.progress.batch,
             caught_up=self._counters.caught_up,
@@ -594,21 +640,6 @@ class TableTask:
             return False
         self._context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, records, left))
         return True
-
-    def _takes_other_turn(self, progress: Progress, offsets: TopicOffsets) -> bool:
-        """Run a batch that does not read the table's topic, if such a batch is due. Return True then.
-
-        It applies DDL from the connector's DDL topic, or the next part of the table's snapshot.
-        """
-        if self._rewinds.asked is not None:
-            self._rewinds.settle()  # a worker did the rewind, and was killed before it removed the request
-        if self.has_ddl and self._settle_ddl(offsets):
-            return True
-        waits = self.unread(offsets) > 0
-        if self._reads_part(progress, offsets) and self._snapshot.comes_next(progress, waiting=waits):
-            self._read_part(offsets)
-            return True
-        return False
 
     def _rewind(self, offsets: TopicOffsets) -> None:
         """Set the table's offsets back as a user requested, or refuse the request with a warning.
@@ -712,20 +743,11 @@ class TableTask:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
 
-    def _is_open(self, offsets: TopicOffsets | None) -> bool:
-        """Open the table if it is not open. Return False if it cannot be opened without a first record.
+    def _opens(self, offsets: TopicOffsets) -> bool:
+        """Open the table. Return False if it cannot be opened without a first record.
 
         The topic may have no record after the table's start, so that its columns are unknown.
         """
-        again = offsets is not None and self._start.is_other_topic(offsets)
-        if again and self._hold is not None and self._topic_progress() is None:
-            # The topic was replaced before anything of it was applied. The start must be resolved again.
-            self._decoding = None
-            self.close()
-        if self._hold is not None:
-            return True
-        if offsets is None:
-            raise topic_deleted(self.topic)
         try:
             self._hold = self._context.retry(self.table).call(lambda: self._open(offsets))
         except ConfigError as exc:
@@ -741,6 +763,7 @@ class TableTask:
         self._continuity = Continuity(self._context, self.topic, self._settings)
         if self._start.offsets and self._topic_progress() is None:
             self._change("IDLE", None)  # saves the warning about records before the start
+        topic_progress(self._hold.progress, self.topic)  # refuses a table of another topic
         return True
 
     def _open(self, offsets: TopicOffsets) -> Hold:
