@@ -78,8 +78,7 @@ def test_a_rename_of_an_excluded_column_waits_until_both_names_are_listed(rename
     assert bed.alter("ADD COLUMN city INT") == ()
     assert bed.columns() == ("id", "name", "city")
     # A row from before the rename brings the old name into the plan.
-    bed.inner._words = [RowWords(("id", "name", "phone"), dict.fromkeys(("phone",), "int"), ["id"], 0)]
-    bed.inner._make()
+    bed.read(RowWords(("id", "name", "phone"), dict.fromkeys(("phone",), "int"), ["id"], 0))
     assert "phone" in bed.inner.columns().shape.by_name
     assert bed.columns() == ("id", "name", "city")
 

@@ -15,6 +15,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.records import RecordedColumns
 from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.state.sql_store import SqlStateStore
@@ -289,7 +290,8 @@ def test_rows_are_read_again_in_another_order(progress: SnapshotProgress, order:
 def test_columns_that_the_database_alone_knows_of_are_waited_for(
     gap: ColumnGap, rows_tell: bool, goes_on: bool
 ) -> None:
-    decoder = cast(Any, SimpleNamespace(tells_dropped=True, rows_tell_dropped=rows_tell))
+    recorded = RecordedColumns("rows" if rows_tell else "ddl")
+    decoder = cast(Any, SimpleNamespace(recorded_columns=recorded))
     found = _snapshot("never", SnapshotControl(7))
     assert found._is_ahead(gap, decoder, {0: 5})
     assert found.waits({0: 5}, {0: 9})

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from tests.memory_target import CAPABILITIES, MemoryTarget
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.config.models import Destination
 from tidesink.ddl.catalog import TableDefinitions
@@ -19,8 +20,9 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
-from tidesink.sinks.batch.schema_source import ProjectedDecoding
+from tidesink.sinks.batch.schema_source import Missed, ProjectedDecoding
 from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.table import ZeroDate
@@ -78,6 +80,8 @@ class Bed:
         self.accepted: dict[str, ChangePolicy] = {}
         self.added: tuple[str, ...] = ()
         self.ddl = ToldDdl()
+        # The forms of rows that the records of the topic have.
+        self.rows: list[RowWords] = []
         self.ddl.alter(f"CREATE TABLE t ({columns})")
         self.projection = projection
         self.start()
@@ -99,8 +103,10 @@ class Bed:
         around = SimpleNamespace(
             config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
             store=None,
+            source=SimpleNamespace(ask=lambda *_question: [self.rows]),
             topics=SimpleNamespace(
                 ddl=lambda _topic: self.ddl,
+                ends_now=lambda found: found,
                 tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
             ),
         )
@@ -109,6 +115,14 @@ class Bed:
         self.decoding: Any = self.inner
         if self.projection is not None:
             self.decoding = ProjectedDecoding(self.inner, self.projection, Destination(T), cast("Any", None))
+
+    def read(self, *rows: RowWords) -> None:
+        """A batch with rows of these forms, whose columns the plan lacks."""
+        self.rows = [*rows]
+        missed = Missed(
+            cast("Any", SimpleNamespace(unplanned=(1,))), (OffsetRange("cdc", 0, 0, 1),), cast("Any", None)
+        )
+        self.inner.learn(missed)
 
     def alter(self, *statements: str) -> tuple[Pending, ...]:
         """Statements of one scan, and the batch after them: what waits then."""

@@ -12,31 +12,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidesink.ddl.history import Key, StoredHistory, TypeHistory, table_key
+from tidesink.ddl.history import StoredHistory
+from tidesink.ddl.known_tables import KnownTables
+from tidesink.ddl.statement_run import StatementRun
 from tidesink.ddl.statements import (
-    AlterTable,
     Index,
     TableDefinition,
-    add_unique,
-    alter,
-    drop_index,
     producer_statements,
-    read_alter,
-    read_converted_partition,
     read_create_table,
     read_creation,
-    read_dropped,
-    read_index_columns,
-    read_like,
-    read_renamed,
-    read_table_name,
-    skip_definer,
     statements,
 )
 from tidesink.errors import ConfigError
@@ -64,9 +54,7 @@ class TableDefinitions:
     does not redefine a table that the user declared, but ALTER TABLE in the topic changes it. A table that is
     declared without a schema matches the tables of that name in all schemas.
 
-    ``to_json`` and ``from_json`` save and restore the definitions. ``version``: number that grows with every
-    change, so that a caller can check if data that it derived from the definitions is still current.
-    ``timed``: True if some column had another type earlier.
+    ``to_json`` and ``from_json`` save and restore the definitions.
 
     If ``apply`` is called with the commit time of each statement, it also records the ``earlier`` types of
     the columns. It then ignores a statement that the producer sends again after newer statements on the same
@@ -74,43 +62,33 @@ class TableDefinitions:
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
-        self._tables: dict[Key, TableDefinition] = {}
-        self._schemas: dict[Key, TableSchema] = {}
-        self._history = TypeHistory()
-        self._since: int | None = None
-        # Table named by the DDL event whose statement is being applied.
-        self._about: TableId | None = None
-        # True while a user's statements run: their unqualified names belong to the default schema.
-        self._stated = False
-        self.timed = False
-        self.version = 0
+        self._known = KnownTables()
         for schema in schemas:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
         """Returns the columns and keys of a table, or None if no statement defined the table."""
-        key = table_key(table)
-        schema = self._schemas.get(key)
-        if schema is None:
-            definition = self._find(table)
-            schema = None if definition is None else definition.schema()
-            if schema is not None:
-                self._schemas[key] = schema
-        return schema
+        return self._known.schema(table)
 
-    def _find(self, table: TableId) -> TableDefinition | None:
-        definition = self._tables.get(table_key(table))
-        if definition is None and table.schema:
-            bare = self._tables.get(table_key(TableId("", table.name)))
-            return None if bare is None else replace(bare, table=table)
-        return definition
+    @property
+    def version(self) -> int:
+        """Number that grows with every change.
+
+        With it, a caller can check if data that it derived from the definitions is still current.
+        """
+        return self._known.version
+
+    @property
+    def timed(self) -> bool:
+        """True if some column had another type earlier."""
+        return self._known.timed
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
         """Returns the column names of a table's unique index, or an empty tuple if it has no such index.
 
         ``name``: name of the index; ``PRIMARY`` is the primary key.
         """
-        definition = self._find(table)
+        definition = self._known.find(table)
         if definition is None:
             return ()
         if name.upper() == "PRIMARY":
@@ -119,8 +97,8 @@ class TableDefinitions:
 
     def put(self, schema: TableSchema) -> None:
         """Declares a table with this schema. Its earlier definition and history are removed."""
-        self._history.forget(schema.table)
-        self._keep(replace(_definition_of(schema), declared=True))
+        self._known.history.forget(schema.table)
+        self._known.keep(replace(_definition_of(schema), declared=True))
 
     def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
         """Declares the tables that the user's CREATE TABLE statements create, and returns them.
@@ -130,31 +108,28 @@ class TableDefinitions:
         Raises:
             ConfigError: A statement cannot be parsed. That statement changes no table.
         """
-        self._stated = True
-        try:
-            tables = self._run(statements(each_token(sql)), default_schema)
-        finally:
-            self._stated = False
+        run = StatementRun(self._known, default_schema, stated=True)
+        tables = run.apply(statements(each_token(sql)))
         for table in tables:
-            declared = self._tables.get(table_key(table))
+            declared = self._known.named(table)
             if declared is not None:
-                self._keep(replace(declared, declared=True))
+                self._known.keep(replace(declared, declared=True))
         return tables
 
     def __iter__(self) -> Iterator[TableId]:
-        return iter([definition.table for definition in self._tables.values()])
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(self._tables)
+        return len(self._known)
 
     def __contains__(self, table: object) -> bool:
-        return isinstance(table, TableId) and self._find(table) is not None
+        return isinstance(table, TableId) and self._known.find(table) is not None
 
     def dropped_columns(self, table: TableId) -> tuple[Column, ...]:
         """Returns the former columns of a table, which were dropped or renamed, with their last types."""
-        definition = self._find(table)
+        definition = self._known.find(table)
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
-        return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
+        return tuple(c for c in self._known.history.columns(table) if fold_name(c.name) not in now)
 
     def apply(
         self,
@@ -177,30 +152,20 @@ class TableDefinitions:
         Raises:
             ConfigError: A statement about a table cannot be parsed. That statement changes no table.
         """
-        if self._history.has_heard(since, default_schema, query):
+        history = self._known.history
+        if history.has_heard(since, default_schema, query):
             return ()
-        self._since, self._about = since, about
-        try:
-            changed = self._run(producer_statements(query), default_schema)
-        finally:
-            self._since = self._about = None
-        self._history.hear(since, default_schema, query)
+        run = StatementRun(self._known, default_schema, since=since, about=about)
+        changed = run.apply(producer_statements(query))
+        history.hear(since, default_schema, query)
         return changed
-
-    def _run(self, sql: Iterable[SqlReader], default_schema: str) -> tuple[TableId, ...]:
-        changed: list[TableId] = []
-        for statement in sql:
-            read = _STATEMENTS.get(statement.peek().text.upper())
-            if read is not None:
-                changed += read(self, statement, default_schema)
-        return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
         """Returns all columns, of any table, that were dropped and later added again under the same name.
 
         Each element is a pair of the table and the column name.
         """
-        return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
+        return frozenset((d.table, name) for d in self._known.definitions for name in d.readded)
 
     def renamed(self, table: TableId) -> dict[str, str]:
         """Returns the current names of a table's renamed columns, by their former names, newest rename first.
@@ -208,7 +173,7 @@ class TableDefinitions:
         If several columns had the same former name one after the other, the result has only the column that
         was renamed last. ``reused`` returns such former names.
         """
-        definition = self._find(table)
+        definition = self._known.find(table)
         pairs: dict[str, tuple[str, str]] = {}
         for old, new in definition.renamed if definition else ():
             pairs.setdefault(fold_name(old), (old, new))
@@ -221,11 +186,11 @@ class TableDefinitions:
         The identifier is the commit TSO of the drop or rename as text. If the TSO is unknown, it is ``#``
         followed by the number of drops and renames of this name.
         """
-        return {name: parting.moment for name, parting in self._history.removals(table).items()}
+        return {name: parting.moment for name, parting in self._known.history.removals(table).items()}
 
     def reused(self, table: TableId) -> frozenset[str]:
         """Returns the folded names that more than one column of a table has had, one after the other."""
-        definition = self._find(table)
+        definition = self._known.find(table)
         return definition.reused if definition else frozenset()
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
@@ -233,14 +198,14 @@ class TableDefinitions:
 
         Renames are included even if the column or the table was dropped later.
         """
-        definition = self._find(table)
+        definition = self._known.find(table)
         return tuple(
-            dict.fromkeys((*self._history.renames(table), *(definition.renamed if definition else ())))
+            dict.fromkeys((*self._known.history.renames(table), *(definition.renamed if definition else ())))
         )
 
     def to_json(self) -> str:
         """Returns all table definitions and their history as JSON text, which ``from_json`` reads."""
-        stored = _StoredDefinitions(_VERSION, list(self._tables.values()), self._history.stored)
+        stored = _StoredDefinitions(_VERSION, self._known.definitions, self._known.history.stored)
         return json.dumps(msgspec.to_builtins(stored))
 
     @classmethod
@@ -264,161 +229,8 @@ class TableDefinitions:
                 f"The stored table definitions are damaged ({exc}). Restore the state store from a backup."
             ) from exc
         definitions = cls()
-        for definition in stored.tables:
-            definitions._keep(definition)
-        definitions._history.restore(stored.history)
-        definitions.timed = definitions._history.has_changes
+        definitions._known.restore(stored.tables, stored.history)
         return definitions
-
-    def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
-        """Stores a table's new definition, unless a newer statement on the table was already applied.
-
-        ``parted``: folded old names of the columns that the statement dropped or renamed.
-        """
-        table, since = definition.table, self._since
-        if self._history.note(table, parted, since):
-            self._keep(self._history.timed(definition, self._find(table), since))
-
-    def _keep(self, definition: TableDefinition) -> None:
-        self._tables[table_key(definition.table)] = definition
-        self._schemas.clear()
-        self.timed = self.timed or any(column.earlier for column in definition.columns)
-        self.version += 1
-
-    def _remove(self, table: TableId) -> TableDefinition | None:
-        removed = self._tables.get(table_key(table))
-        if not self._history.note(table, removed.names if removed else (), self._since):
-            return None
-        self._schemas.clear()
-        self.version += 1
-        return self._tables.pop(table_key(table), None)
-
-    def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        creation = read_creation(sql)
-        if creation is None:
-            return self._create_other(sql, default_schema)
-        if creation.temporary and not self._stated:
-            return []
-        source = read_like(sql, default_schema)
-        if source is None:
-            created = read_create_table(sql, default_schema)
-        else:
-            old, new = source
-            like = self._find(self._in_session(old, default_schema))
-            if like is None:
-                # The columns of the new table are unknown, so an earlier definition of it is removed.
-                return self._forgotten(new)
-            created = replace(like, table=new, declared=False, dropped=(), renamed=())
-        previous = self._find(created.table)
-        if previous is not None and (previous.declared or (creation.if_absent and self._since is None)):
-            # TiCDC sends a statement with its commit time, and only if it had an effect. MySQL's binary log
-            # also has a CREATE TABLE IF NOT EXISTS that did nothing.
-            return []
-        self._set(created)
-        return [created.table]
-
-    def _in_session(self, table: TableId, default_schema: str) -> TableId:
-        """Adds the default schema to an unqualified table name in a user's statement.
-
-        An unqualified name in the statement of a DDL event is returned unchanged, because the event does not
-        report the session's database.
-        """
-        return TableId(default_schema, table.name) if self._stated and not table.schema else table
-
-    def _forgotten(self, table: TableId) -> list[TableId]:
-        definition = self._tables.get(table_key(table))
-        return [] if definition is None or definition.declared else self._removed([table])
-
-    def _create_other(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        if sql.skip("CREATE", "OR", "REPLACE", "DATABASE") or sql.skip("CREATE", "OR", "REPLACE", "SCHEMA"):
-            return self._drop_database(sql)
-        return self._create_index(sql, default_schema)
-
-    def _drop_database(self, sql: SqlReader) -> list[TableId]:
-        sql.skip("IF", "EXISTS")
-        name = fold_name(sql.name())
-        return self._removed(table for table in self if fold_name(table.schema) == name)
-
-    def _create_index(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        skip_definer(sql)
-        if not (sql.skip("CREATE", "UNIQUE", "INDEX") or sql.skip("CREATE", "UNIQUE", "KEY")):
-            return []
-        sql.skip("IF", "NOT", "EXISTS")
-        name = sql.name()
-        while not sql.skip("ON"):
-            sql.take()
-        table = read_table_name(sql, default_schema)
-        columns = read_index_columns(sql.group())
-        return self._change(table, lambda definition: add_unique(definition, name, columns))
-
-    def _change(self, table: TableId, change: Callable[[TableDefinition], TableDefinition]) -> list[TableId]:
-        definition = self._find(table)
-        if definition is None:
-            return []
-        self._set(change(definition))
-        return [definition.table]
-
-    def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        read = read_alter(sql, default_schema, self._about)
-        before = None if read is None else self._find(read.table)
-        if read is None or before is None:
-            return []
-        self._convert(before, read)
-        altered = alter(before, read)
-        definition = altered.definition
-        table = self._in_session(definition.table, default_schema)
-        if table != before.table:
-            self._remove(before.table)
-            definition = replace(definition, table=table, dropped=(), renamed=())
-        if not table.schema and before.table.schema:
-            # The table's new name is in the session's database, which is unknown.
-            return [before.table]
-        self._set(definition, altered.parted)
-        return [definition.table]
-
-    def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
-        """Applies MariaDB's CONVERT parts of an ALTER TABLE.
-
-        CONVERT PARTITION turns a partition into a new table, which is added to the definitions. CONVERT TABLE
-        turns another table into a partition, so that table is removed.
-        """
-        for part in (reader.copy() for reader in statement.parts):
-            if part.sees("CONVERT", "PARTITION"):
-                made = read_converted_partition(statement, part)
-                if made.schema:
-                    self._set(replace(table, table=made, declared=False, dropped=(), renamed=()))
-            elif part.skip("CONVERT", "TABLE"):
-                self._remove(read_table_name(part, statement.session_schema))
-
-    def _drop(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        sql.take()
-        if sql.skip_any("DATABASE", "SCHEMA"):
-            return self._drop_database(sql)
-        if sql.skip("INDEX"):
-            sql.skip("IF", "EXISTS")
-            name = sql.name()
-            sql.need("ON")
-            return self._change(read_table_name(sql, default_schema), lambda d: drop_index(d, name))
-        if (sql.skip("TEMPORARY") and not self._stated) or not sql.skip("TABLE"):
-            return []
-        dropped = read_dropped(sql, default_schema)
-        return self._removed(self._in_session(table, default_schema) for table in dropped)
-
-    def _removed(self, tables: Iterable[TableId]) -> list[TableId]:
-        return [table for table in [*tables] if self._remove(table) is not None]
-
-    def _rename(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        if not sql.skip("RENAME", "TABLE"):
-            return []
-        changed = []
-        for old, new in read_renamed(sql, default_schema, self._about):
-            moved = self._remove(self._in_session(old, default_schema))
-            table = self._in_session(new, default_schema)
-            if moved is not None and (table.schema or not moved.table.schema):
-                self._set(replace(moved, table=table, dropped=(), renamed=()))
-            if moved is not None:
-                changed.append(table)
-        return changed
 
 
 def _definition_of(schema: TableSchema) -> TableDefinition:
@@ -442,14 +254,6 @@ class _StoredDefinitions(msgspec.Struct):
     version: int
     tables: list[TableDefinition]
     history: StoredHistory
-
-
-_STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId]]] = {
-    "CREATE": TableDefinitions._create,
-    "ALTER": TableDefinitions._alter,
-    "DROP": TableDefinitions._drop,
-    "RENAME": TableDefinitions._rename,
-}
 
 
 def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +238,22 @@ class TableRecords:
     ddl: int
 
 
+class RecordedColumns(NamedTuple):
+    """The columns of the source table that a table's records contain.
+
+    Attributes:
+        drops: How a dropped column is noticed: by its DDL event, or by a row without the column. If the
+            table's rows do not change, no such row arrives. None if the decode plan cannot learn of a
+            dropped column.
+        generated: True if records contain the values of generated Postgres columns that their schema lists.
+        virtual: True if records contain the values of virtual columns that their schema lists.
+    """
+
+    drops: Literal["ddl", "rows"] | None = "ddl"
+    generated: bool = False
+    virtual: bool = False
+
+
 class TableDecoder(ABC):
     """Decodes the records of one table. The object is pickled and sent to Spark tasks.
 
@@ -384,28 +400,9 @@ class TableDecoder(ABC):
         return unchanged if labelled else None
 
     @property
-    def tells_dropped(self) -> bool:
-        """True if the decode plan can learn of a dropped column: by DDL, or by the schema of a later row."""
-        return True
-
-    @property
-    def rows_tell_dropped(self) -> bool:
-        """True if the protocol has no DDL events, so a dropped column is noticed only when a row without it
-        arrives.
-
-        If the table's rows do not change, no such row arrives.
-        """
-        return False
-
-    @property
-    def has_generated_columns(self) -> bool:
-        """True if records contain the values of generated Postgres columns that their schema lists."""
-        return False
-
-    @property
-    def has_virtual_columns(self) -> bool:
-        """True if records contain the values of virtual columns that their schema lists."""
-        return False
+    def recorded_columns(self) -> RecordedColumns:
+        """The columns of the source table that records contain, and how a dropped column is noticed."""
+        return RecordedColumns()
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Returns an error if rows with this writer schema can never be rows of the table, else None."""

@@ -749,8 +749,9 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
             identified by TiDB's row keys, and the database does not have row keys for this table.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {*map(plan.rows.shape.fold, plan.rows.keys)}
-    virtual = stored.virtual if decoder.has_virtual_columns else {}
-    generated = stored.generated if decoder.has_generated_columns else {}
+    recorded = decoder.recorded_columns
+    virtual = stored.virtual if recorded.virtual else {}
+    generated = stored.generated if recorded.generated else {}
     row_key = stored.row_key if is_row_keyed(shape) else {}
     if is_row_keyed(shape) and not row_key:
         raise ConfigError(_NO_ROW_KEY, table=str(shape.source))

@@ -92,11 +92,6 @@ class DebeziumAvroDecoder(DebeziumDecoder):
     control: frozenset[int] = frozenset()
     added: frozenset[str] = frozenset()
 
-    @property
-    def rows_tell_dropped(self) -> bool:
-        """True: only rows without a column show that it was dropped, because no DDL is read."""
-        return True
-
     def key_only(self, key: Collection[str], _schema: TableSchema) -> frozenset[str]:
         return self.added & {*key}
 

@@ -29,7 +29,7 @@ from tidesink.events import (
     TableSchema,
     fold_name,
 )
-from tidesink.sinks.batch.records import TableDecoder
+from tidesink.sinks.batch.records import RecordedColumns, TableDecoder
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import Convert
 
@@ -240,21 +240,13 @@ class DebeziumDecoder(TableDecoder):
         return False
 
     @property
-    def has_generated_columns(self) -> bool:
-        """True if records contain the values of the generated columns that are listed.
+    def recorded_columns(self) -> RecordedColumns:
+        """The columns that records contain. Only rows without a column show that it was dropped.
 
-        Records with a schema contain all columns of the schema. If records have no schema, a definition may
-        list generated columns that are not sent.
+        Records with a schema contain all columns of the schema, but TiCDC omits the values of virtual
+        columns. If records have no schema, a definition may list generated columns that are not sent.
         """
-        return not self.is_bare
-
-    @property
-    def has_virtual_columns(self) -> bool:
-        """True if records contain the values of virtual columns.
-
-        TiCDC lists virtual columns in the schema, but omits their values.
-        """
-        return not self.is_ticdc
+        return RecordedColumns("rows", generated=not self.is_bare, virtual=not self.is_ticdc)
 
     @abstractmethod
     def key_only(self, key: Collection[str], schema: TableSchema) -> frozenset[str]:

@@ -35,6 +35,7 @@ from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
 from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, folded_keys
+from tidesink.sinks.batch.records import RecordedColumns
 from tidesink.sinks.batch.schema_rows import FirstRows, extreme, first_rows_of
 from tidesink.sinks.batch.target_rows import (
     DroppedByWriter,
@@ -322,18 +323,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return not self.known
 
     @property
-    def tells_dropped(self) -> bool:
-        """True if a row that lacks a column shows that the column was dropped.
+    def recorded_columns(self) -> RecordedColumns:
+        """The columns that records contain.
 
-        This is the case if all records have schemas and the config has no definition of the table. A record
-        without a schema may lack a column that still exists.
+        A row that lacks a column shows that it was dropped if all records have schemas and the config has no
+        definition of the table. A record without a schema may lack a column that still exists.
         """
-        return self.knows_newest
-
-    @property
-    def rows_tell_dropped(self) -> bool:
-        """True: only rows without a column show that it was dropped, because no DDL is read."""
-        return True
+        columns = super().recorded_columns
+        return columns if self.knows_newest else columns._replace(drops=None)
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Returns an error if records without a schema have a column that is not text in the target."""

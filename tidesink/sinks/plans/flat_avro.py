@@ -32,7 +32,7 @@ from tidesink.sinks.batch.decoders import (
     named_unplanned,
     schema_id_of,
 )
-from tidesink.sinks.batch.records import TableDecoder, Unplanned
+from tidesink.sinks.batch.records import RecordedColumns, TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
@@ -90,9 +90,9 @@ class FlatAvroDecoder(TableDecoder):
         return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
-    def rows_tell_dropped(self) -> bool:
-        """True: only rows without a column show that it was dropped, because no DDL is read."""
-        return True
+    def recorded_columns(self) -> RecordedColumns:
+        """Only rows without a column show that it was dropped, because no DDL is read."""
+        return RecordedColumns("rows")
 
     @property
     def columnar_events(self) -> tuple[type, ...]:

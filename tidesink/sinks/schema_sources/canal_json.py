@@ -67,6 +67,52 @@ _NO_KEY: Final = (
 )
 
 
+class RowColumns:
+    """The columns that a table's rows show: their names, and the names of their types."""
+
+    def __init__(self, context: WorkerContext, table: TableId, *, session: SparkSession) -> None:
+        self._context = context
+        self._table = table
+        self._session = session
+        self._words: list[RowWords] = []
+
+    @property
+    def words(self) -> Sequence[RowWords]:
+        """The names of columns and types in each form of row that was read, the longest form first."""
+        return self._words
+
+    def peek(self, ranges: Sequence[OffsetRange]) -> None:
+        """Read parts of the ranges, each larger than the one before, until a part has a row of the table."""
+        for part in growing_parts(ranges, _PEEKED_RECORDS):
+            if self._words:
+                return
+            self._context.stop.check()
+            self.read(part)
+
+    def read(self, ranges: Sequence[OffsetRange]) -> None:
+        """Read the names of columns and types in this table's rows, with one Spark job."""
+        if not any(part.records for part in ranges):
+            return
+        form_lists = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
+        self._words += newest_forms(form for forms in form_lists for form in forms)
+        self._words.sort(key=lambda words: -len(words.names))
+
+    def columns(self, reported: tuple[Column, ...]) -> dict[str, Column]:
+        """Returns the columns that the type names in rows describe, by lower-case name.
+
+        ``reported``: columns that DDL defines.
+        """
+        definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
+        shapes, columns = RowShapes(definitions, None), dict[str, Column]()
+        for words in self._words:
+            shape = shapes.find(
+                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
+            )
+            for column in shape.schema.columns:
+                columns.setdefault(fold_name(column.name), column)
+        return columns
+
+
 class CanalJsonDecoding(PlannedDecoding):
     """The column types of one canal-json table, and the decode plan that is built from them."""
 
@@ -78,9 +124,9 @@ class CanalJsonDecoding(PlannedDecoding):
         self._options = context.config.source.codec_options()
         look = look_into(context.config.source.database)
         self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
-        # Columns that are known only from rows, with the type names of the rows.
+        self._rows = RowColumns(context, table, session=session)
+        # Columns that are known only from rows.
         self._undeclared: tuple[Column, ...] = ()
-        self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
@@ -129,19 +175,10 @@ class CanalJsonDecoding(PlannedDecoding):
         """
         database = self._context.config.source.database
         if database is None or self._table not in self._tables.unmet:
-            self._peek(topic_offsets)
+            parts = self._of_table(topic_offsets).partitions
+            self._rows.peek([OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()])
         elif (statement := created_by(database, self._table)) is not None:
             self._ddl.define(topic_offsets, statement)
-
-    def _peek(self, topic_offsets: TopicOffsets) -> None:
-        """Read parts of the topic, each larger than the one before, until a part has a row of the table."""
-        parts = self._of_table(topic_offsets).partitions
-        everything = [OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()]
-        for part in growing_parts(everything, _PEEKED_RECORDS):
-            if self._words:
-                return
-            self._context.stop.check()
-            self._read_words(part)
 
     def _ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Look up the topic's current end offsets again.
@@ -245,7 +282,7 @@ class CanalJsonDecoding(PlannedDecoding):
         if self._known_columns() == before and self._declared is None:
             self._newer_ddl(self._ends_now(missed.found))
         if self._known_columns() == before:
-            self._read_words(missed.ranges)
+            self._rows.read(missed.ranges)
             self._make()
         return self._known_columns() != before
 
@@ -300,14 +337,6 @@ class CanalJsonDecoding(PlannedDecoding):
     def _known_columns(self) -> frozenset[str]:
         return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
 
-    def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
-        """Read the names of columns and types in this table's rows, with one Spark job."""
-        if not any(part.records for part in ranges):
-            return
-        form_lists = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
-        self._words += newest_forms(form for forms in form_lists for form in forms)
-        self._words.sort(key=lambda words: -len(words.names))
-
     def _schema(self) -> TableSchema | None:
         """Returns the table's columns: those of its definition or DDL, then those that only rows have.
 
@@ -317,7 +346,7 @@ class CanalJsonDecoding(PlannedDecoding):
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
         # Columns of rows from before a DROP or RENAME. DDL reported their types.
         dropped_columns = self._dropped_columns()
-        rows = self._row_columns((*columns.values(), *dropped_columns))
+        rows = self._rows.columns((*columns.values(), *dropped_columns))
         past = {fold_name(column.name) for column in dropped_columns}
         self._undeclared = tuple(c for name, c in rows.items() if name not in columns and name not in past)
         self._database.decide(self._undeclared)
@@ -330,21 +359,6 @@ class CanalJsonDecoding(PlannedDecoding):
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
         return TableSchema(self._table, tuple(columns.values())) if columns else None
-
-    def _row_columns(self, reported: tuple[Column, ...]) -> dict[str, Column]:
-        """Returns the columns that the type names in rows describe, by lower-case name.
-
-        ``reported``: columns that DDL defines.
-        """
-        definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
-        shapes, columns = RowShapes(definitions, None), dict[str, Column]()
-        for words in self._words:
-            shape = shapes.find(
-                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
-            )
-            for column in shape.schema.columns:
-                columns.setdefault(fold_name(column.name), column)
-        return columns
 
     def _dropped_columns(self) -> tuple[Column, ...]:
         """Returns the columns that were dropped from the table, according to the topic's DDL."""
@@ -376,7 +390,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {fold_name(column.name) for column in defined.columns} if defined else set()
-        self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
+        self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._rows.words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Returns True if TiDB's row key identifies the rows.

@@ -791,7 +791,8 @@ class Snapshot:
 
         ``gap``: the columns that differ. ``applied``: the applied offset per partition.
         """
-        waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
+        drops = decoder.recorded_columns.drops
+        waits = drops == "ddl" or (drops == "rows" and bool(gap.new))
         previous = self._ahead.gap if self._ahead is not None else self._settled
         again = self._ahead is not None and previous == gap
         if not (gap.lost or gap.new) or (gap == previous and not (gap.lost and waits)):

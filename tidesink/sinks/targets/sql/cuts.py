@@ -20,17 +20,18 @@ changes, deletes them from the side tables, and records the cut.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tidesink.errors import TargetError
 from tidesink.events import LOGICAL_BITS, TableId, fold_name, folding
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TargetTable
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, TargetTable
 from tidesink.sinks.targets.cuts import NAME, CutTable
 from tidesink.sinks.targets.sql.columns import default_literals, plan_columns
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.hold import SqlHold
 from tidesink.sinks.targets.sql.load import ATTEMPT, IS_DELETE
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import delete_joined, instant_of
@@ -298,6 +299,120 @@ class ExcludedTables:
     @property
     def _location(self) -> str:
         return self.place.location.replace("%", "%%")
+
+
+class Gathering:
+    """Gathers the changes of a table for the next cut, if the pipeline has cuts.
+
+    If it does not, changes that an earlier worker with cuts gathered are merged when the table is claimed.
+    """
+
+    def __init__(
+        self, hold: SqlHold, excluded: ExcludedTables, shape: TargetSchema, *, gathers: bool
+    ) -> None:
+        """Create the gathering of a table that is not claimed yet.
+
+        ``excluded``: the list of tables that the pipeline's last cut does not include.
+        ``shape``: the source's columns and key when the table is opened.
+        ``gathers``: True if the pipeline has cuts.
+        """
+        self._hold = hold
+        self._excluded = excluded
+        self._gathers = gathers
+        self._side = Gathered(hold.dialect, hold.place)
+        # The source's columns and key as of the last batch. Merging the gathered changes writes only these
+        # columns.
+        self._shape = shape
+
+    def prepare(self, cursor: Any) -> None:
+        """Create the list of excluded tables if the pipeline has cuts and the list is missing."""
+        if self._gathers:
+            self._excluded.prepare(cursor)
+
+    def exclude(self, cursor: Any) -> None:
+        """Record that the last cut does not include the table, if the pipeline has cuts."""
+        if self._gathers:
+            self._excluded.add(cursor, [self._hold.place.source])
+
+    def claim(self, cursor: Any, present: Mapping[str, str], *, loaded: bool) -> None:
+        """Prepare the side table, when the table is claimed and its ledger row is locked.
+
+        With cuts, create the side table if missing. The last cut then does not include the table. Without
+        cuts, merge the changes that an earlier worker with cuts gathered. If no batch was ever applied to the
+        table, the side table's rows belong to a dropped table of the same name, and are deleted.
+
+        ``present``: the target's columns: type by name.
+        ``loaded``: True if a batch was ever applied to the table.
+        """
+        table = self._hold.place.source
+        if self._gathers:
+            with self._hold.changer(cursor) as changing:
+                if not loaded or not self._side.look(changing):
+                    self._excluded.add(changing, [table])
+                self._side.prepare(changing, self._shape, present, empty=not loaded)
+        elif self._side.look(cursor):
+            if self._excluded.is_there(cursor):  # cuts do not include the table from now on
+                self._excluded.add(cursor, [table])
+            if loaded:
+                self.merge(cursor, present)
+            else:
+                self._side.discard(cursor)
+
+    def lacks(self, shape: TargetSchema) -> bool:
+        """Return True if the side table is used, and its columns must change before it can store rows of
+        ``shape``.
+        """
+        return self._gathers and self._side.lacks(shape)
+
+    def grow(self, cursor: Any, shape: TargetSchema) -> None:
+        """Add and widen the columns of the side table, if used, so that it can store rows of ``shape``."""
+        if self._gathers:
+            self._hold.change(cursor, self._side.growing(cursor, shape))
+            self._side.look(cursor)
+
+    def alter(self, cursor: Any, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
+        """Alter the columns of the side table, if used.
+
+        ``statements``: takes a table's quoted name and its columns, and returns the ALTER statements.
+        """
+        if self._gathers:
+            self._hold.change(cursor, statements(self._side.place.location, self._side.present))
+            self._side.look(cursor)
+
+    def takes(self, batch: ReducedBatch) -> bool:
+        """Return True if a batch's changes are gathered, and not merged into the target table directly."""
+        return self._gathers and not batch.how.outside
+
+    def add(self, cursor: Any, batch: ReducedBatch, merge: Merge | None) -> Counts:
+        """Write a batch to the side table, and return the row counts.
+
+        ``merge``: the parameters of merging the staged rows; None if the batch has no rows.
+        """
+        self._shape = batch.shape
+        if batch.truncates:
+            return self._side.add_emptying(cursor, batch.shape.keys)
+        return Counts() if merge is None else self._side.add(cursor, merge)
+
+    def leave(self, cursor: Any, shape: TargetSchema, present: Mapping[str, str]) -> None:
+        """Merge what was gathered, before a batch is merged into the target table directly.
+
+        Cuts do not include the table now, which is recorded for readers. Does nothing if the pipeline has no
+        cuts.
+
+        ``shape``: the columns and key of the batch.
+        ``present``: the target's columns: type by name.
+        """
+        if self._gathers:
+            self.exclude(cursor)
+            self._shape = shape
+            self.merge(cursor, present)
+
+    def merge(self, cursor: Any, present: Mapping[str, str]) -> None:
+        """Merge the gathered changes into the target table, and delete them from the side table.
+
+        ``present``: the target's columns: type by name.
+        """
+        self._side.merge(cursor, self._shape, present)
 
 
 class SqlCuts:
