@@ -99,12 +99,13 @@ class Bed:
         around = SimpleNamespace(
             config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
             store=None,
+            reader=None,
             topics=SimpleNamespace(
                 ddl=lambda _topic: self.ddl,
                 tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
             ),
         )
-        self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))
+        self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T)
         self.inner.prepare(cast("Any", None))
         self.decoding: Any = self.inner
         if self.projection is not None:
