@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,6 +19,7 @@ from tidesink.config.models import Destination
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.filtering import check_condition
 from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.source import RangeFrame, rows_to_apply
@@ -62,7 +64,9 @@ def _reduced(
     """What the tasks make of the events, from this offset on."""
     found = list(_changes(events, start))
     plan = DecodePlan(TargetRows(SHAPE), GivenEvents(found, SCHEMA), keeps_values=keeps_values)
-    decoding = ProjectedDecoding(cast("Any", Inner(plan)), projection, Destination(TABLE), spark)
+    decoding = ProjectedDecoding(
+        cast("Any", Inner(plan)), projection, Destination(TABLE), partial(check_condition, session=spark)
+    )
     return reduced_in_spark(spark, decoding.columns(), messages_of(found))
 
 

@@ -32,6 +32,7 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.spark.payloads import unpack
@@ -100,8 +101,8 @@ class Worker:
             lag=RetryPolicy(0, passes=may_lag),
             subject_of=lambda name, part: f"{name}-{part}",
         )
-        around = replace(around, source=source)
-        self.decoding = FlatAvroDecoding(around, "t", TABLE, schemas=schemas, session=cast("Any", None))
+        parts = DecodingParts.of(replace(around, source=source), cast("Any", None))
+        self.decoding = FlatAvroDecoding(parts, "t", TABLE, schemas=schemas)
         self.decoding.prepare(feed.found)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Values:

@@ -26,6 +26,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +111,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     held = KafkaSource(lambda _: iter([as_records([Message("shop_orders", 0, 0, glue, glue)])]))
     around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
-    decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=spark)
+    decoding = open_decoding(DecodingParts.of(around, spark), "shop_orders", TableId("shop", "orders"))
     with pytest.raises(ConfigError, match="have an AWS Glue schema registry header") as refused:
         decoding.prepare(found)
     assert remedy in refused.value.message

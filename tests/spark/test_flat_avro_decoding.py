@@ -16,6 +16,7 @@ from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.writer_schemas import (
     ASK_AGAIN_SECONDS,
     FlatAvroDecoding,
@@ -48,7 +49,7 @@ def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession
     registry, heard = Follower(lag=0), Heard()
     one = registry.register(subject(TOPIC, "key"), text_of("id"))
     around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry, listeners=(heard,))
-    decoding = open_decoding(around, TOPIC, TABLE, session=spark)
+    decoding = open_decoding(DecodingParts.of(around, spark), TOPIC, TABLE)
     decoding.prepare(FOUND)
     assert [column.name for column in decoding.columns().shape.columns] == ["id"]
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
@@ -64,7 +65,7 @@ def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path:
     registry.register(subject(TOPIC, "key"), text_of("id"))
     schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=clock)
     around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry)
-    decoding = FlatAvroDecoding(around, TOPIC, TABLE, schemas=schemas, session=spark)
+    decoding = FlatAvroDecoding(DecodingParts.of(around, spark), TOPIC, TABLE, schemas=schemas)
     decoding.prepare(FOUND)
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
     registry.lag = 10_000

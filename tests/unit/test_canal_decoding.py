@@ -42,7 +42,7 @@ class _Ddl:
     def recall(self, _found: TopicOffsets) -> None:
         pass
 
-    def scan(self, _session: object, found: TopicOffsets) -> bool:
+    def scan(self, _reader: object, found: TopicOffsets) -> bool:
         latest = found.partitions[0].latest
         for at in range(self._next, latest):
             self._definitions.apply(self._topic[at], "s", since=at)
@@ -84,12 +84,13 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
             ),
         ),
         store=None,
+        reader=None,
         topics=SimpleNamespace(
             ddl=lambda _topic: _Ddl(*topic),
             tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
         ),
     )
-    decoding = _Decoding(cast("Any", around), "cdc", T, session=cast("Any", None))
+    decoding = _Decoding(cast("Any", around), "cdc", T)
     decoding.ends = len(topic)
     decoding.prepare(_found_at(known))
     return decoding

@@ -33,6 +33,7 @@ from tidesink.sinks.plans.debezium_changes import DatabaseFacts
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, check_spelling, shape_of
 
@@ -311,7 +312,7 @@ def _planned(folder: Path, messages: Sequence[Message], **settings: Any) -> list
         yield as_records(messages[wanted.start : wanted.end])
 
     around = replace(surroundings(_config(**settings), cast("Any", None), folder), source=KafkaSource(fetch))
-    decoding = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
     decoding.prepare(TopicOffsets(TOPIC, "an id", {0: PartitionOffsets(0, len(messages))}))
     return [column.name for column in decoding.columns().shape.columns]
 

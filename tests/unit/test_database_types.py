@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,7 +52,7 @@ class _Decoding(CanalJsonDecoding):
     """A table whose rows have these words, beside a database."""
 
     def __init__(self, around: Any, database: _Database | None) -> None:
-        super().__init__(around, "cdc", T, session=cast("Any", None))
+        super().__init__(around, "cdc", T)
         self._database = DatabaseTypes("p", T, around.store, database)
 
     def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
@@ -86,8 +86,8 @@ def _decoding(
     around = SimpleNamespace(
         config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
         store=store,
-        stop=SimpleNamespace(check=lambda: None),
-        source=SimpleNamespace(ask=lambda *_: rows),
+        check_stop=lambda: None,
+        reader=SimpleNamespace(ask=lambda *_: rows),
         topics=SimpleNamespace(
             ddl=lambda _topic: _Ddl(*ddl),
             tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),

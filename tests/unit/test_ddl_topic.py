@@ -7,21 +7,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
-from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowDdl, altered_tables
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl
-from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import DdlPages, DdlStatement, TopicDdl, _Page, _statement, applied
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
@@ -29,10 +26,10 @@ from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from tidesink.sinks.batch.source import TopicReader
 
 CREATE = "create table t (id int primary key, a int, b varchar(5))"
-NO_SESSION = cast("SparkSession", None)
+NO_READER = cast("TopicReader", None)
 T = TableId("s", "t")
 
 
@@ -142,7 +139,7 @@ class _ScriptedDdl(TopicDdl):
 
     topic: tuple[str, ...] = ()
 
-    def _read(self, _session: Any, part: OffsetRange) -> _Page:
+    def _read(self, _reader: Any, part: OffsetRange) -> _Page:
         statements = [DdlStatement("s", sql, at) for at, sql in enumerate(self.topic)]
         return _Page(statements[part.start : part.end], part.end)
 
@@ -159,7 +156,7 @@ def _ends(latest: int, topic_id: str = "one") -> TopicOffsets:
 
 
 def _ddl(store: SqlStateStore, *topic: str) -> _ScriptedDdl:
-    ddl = _ScriptedDdl("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
+    ddl = _ScriptedDdl("cdc", pipeline="p", store=store)
     ddl.topic = topic
     return ddl
 
@@ -168,7 +165,7 @@ def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateS
     renames = "ALTER TABLE t RENAME COLUMN a TO y"
     topic = (CREATE, renames, "ALTER TABLE u ADD COLUMN c INT", renames)
     first = _ddl(store, *topic)
-    assert first.scan(NO_SESSION, _ends(4))
+    assert first.scan(NO_READER, _ends(4))
     (said,) = first.warnings(TableId("S", "T"))
     assert "column a was renamed to y" in said
     (unreported,) = first.warnings(TableId("s", "u"))
@@ -185,7 +182,7 @@ def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateS
 def test_a_broker_that_gives_no_ids_for_a_time_has_the_same_topic(store: SqlStateStore) -> None:
     """As in a rolling upgrade: nothing is read again."""
     first = _ddl(store, CREATE, "TRUNCATE TABLE t")
-    first.scan(NO_SESSION, _ends(2))
+    first.scan(NO_READER, _ends(2))
     again = _ddl(store)
     for ddl in (first, again):
         for topic_id in (NO_ID, "one", NO_ID, "one"):
@@ -199,7 +196,7 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
     """A changefeed that is restarted sends it again."""
     topic = (CREATE, "TRUNCATE TABLE t", "DROP DATABASE s", "TRUNCATE TABLE o.t")
     first = _ddl(store, *topic)
-    first.scan(NO_SESSION, _ends(4))
+    first.scan(NO_READER, _ends(4))
     known = first.row_ddl(TableId("S", "T"))
     assert [(one.kind, one.moment, one.statement) for one in known] == [
         ("truncate", 1, "TRUNCATE TABLE t"),
@@ -258,7 +255,7 @@ def _labels(ddl: TopicDdl) -> list[tuple[str, ...] | None]:
 
 def test_what_columns_were_before_outlives_a_restart_and_warns_of_nothing(store: SqlStateStore) -> None:
     first, again = _ddl(store, *MEMBERS), _ddl(store, *MEMBERS)
-    first.scan(NO_SESSION, _ends(3))
+    first.scan(NO_READER, _ends(3))
     again.recall(_ends(3))
     for ddl in (first, again):
         assert _labels(ddl) == [("a", "b"), ("b", "a")]
@@ -273,18 +270,18 @@ class _SlowDdl(_ScriptedDdl):
     fails_once: Exception | None = None
 
     def __init__(self, store: SqlStateStore, *topic: str) -> None:
-        super().__init__("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
+        super().__init__("cdc", pipeline="p", store=store)
         self.topic, self.reads = topic, 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
 
-    def _read(self, session: Any, part: OffsetRange) -> _Page:
+    def _read(self, reader: Any, part: OffsetRange) -> _Page:
         self.reads += 1
         self.begun.set()
         assert self.goes_on.wait(240)
         failure, self.fails_once = self.fails_once or self.fails, None
         if failure is not None:
             raise failure
-        return super()._read(session, part)
+        return super()._read(reader, part)
 
 
 class _Scanning(threading.Thread):
@@ -298,7 +295,7 @@ class _Scanning(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.heard = self._ddl.scan(NO_SESSION, self._found)
+            self.heard = self._ddl.scan(NO_READER, self._found)
         except (SourceUnavailableError, OSError) as exc:
             self.heard = exc
 
@@ -306,7 +303,7 @@ class _Scanning(threading.Thread):
 def test_a_table_that_knows_enough_does_not_wait_for_anothers_read(store: SqlStateStore) -> None:
     ddl = _SlowDdl(store, CREATE, "alter table t add c int")
     ddl.goes_on.set()
-    ddl.scan(NO_SESSION, _ends(1))
+    ddl.scan(NO_READER, _ends(1))
     ddl.goes_on.clear()
     ddl.begun.clear()
     slow = _Scanning(ddl, _ends(2))
@@ -326,7 +323,7 @@ def _all_it_knows(ddl: TopicDdl) -> object:
     ddl.recall(_ends(1))
     schema = ddl.get(T)
     assert schema is not None
-    return schema.table, ddl.dropped_columns(T), ddl.tables(), ddl.scan(NO_SESSION, _ends(1))
+    return schema.table, ddl.dropped_columns(T), ddl.tables(), ddl.scan(NO_READER, _ends(1))
 
 
 def _waiting(ddl: _SlowDdl) -> list[_Scanning]:
@@ -350,7 +347,7 @@ def test_kafkas_failure_is_heard_by_all_who_waited_and_then_it_is_read_again(sto
         table.join(240)
     assert ([table.heard for table in tables], ddl.reads) == ([ddl.fails] * 4, 1)
     ddl.fails = None
-    assert ddl.scan(NO_SESSION, _ends(1))
+    assert ddl.scan(NO_READER, _ends(1))
     assert ddl.reads == 2
 
 
@@ -369,9 +366,9 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
 class _MadeAgain(_SlowDdl):
     """Its topic has other statements once it was made again."""
 
-    def _read(self, session: Any, part: OffsetRange) -> _Page:
+    def _read(self, reader: Any, part: OffsetRange) -> _Page:
         slow = not self.goes_on.is_set()
-        found = super()._read(session, part)
+        found = super()._read(reader, part)
         again = DdlStatement("s", "create table t (id int primary key, n int)", 1)
         return found if slow else _Page([again], part.end)
 
@@ -394,7 +391,7 @@ def test_what_was_read_of_a_topic_is_not_used_when_it_was_made_again_meanwhile(
     assert isinstance(old.heard, SourceUnavailableError)
     if new is None:
         assert (ddl.get(T), ddl.warnings(T)) == (None, ())
-        assert ddl.scan(NO_SESSION, _ends(1, "made again"))
+        assert ddl.scan(NO_READER, _ends(1, "made again"))
     else:
         new.join(240)
         assert new.heard is True
@@ -470,7 +467,7 @@ def test_a_time_a_day_after_the_record_cannot_be(
 
 
 class _Topic:
-    """A source whose partition 0 has a statement an offset; tasks read halves, in batches of two records."""
+    """A reader whose partition 0 has a statement an offset; tasks read halves, in batches of two records."""
 
     def __init__(self, *topic: str) -> None:
         values = [json.dumps({"isDdl": True, "database": "s", "sql": sql}).encode() for sql in topic]
@@ -478,8 +475,13 @@ class _Topic:
         self.records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(spelt))
         self.answers: list[int] = []
         self.fails_at: int | None = None
+        self.tasks = 2
 
-    def ask(self, _session: Any, ranges: list[OffsetRange], question: Any) -> list[Any]:
+    @property
+    def reader(self) -> TopicReader:
+        return cast("TopicReader", self)
+
+    def ask(self, ranges: list[OffsetRange], question: Any) -> list[Any]:
         if len(self.answers) // 2 == self.fails_at:
             raise SourceUnavailableError("silence")
         (part,) = ranges
@@ -524,9 +526,12 @@ class _Log:
         ends = {0: PartitionOffsets(self.earliest, len(self.records))}
         return TopicOffsets("cdc", "one", ends, leader_epochs={0: epoch})
 
+    @property
+    def reader(self) -> TopicReader:
+        return cast("TopicReader", self)
+
     def ddl(self, store: SqlStateStore, **more: Any) -> TopicDdl:
-        source, log = cast("KafkaSource", self), cast("LeaderEpochs", self)
-        return TopicDdl("cdc", pipeline="p", source=source, store=store, log=log, **more)
+        return TopicDdl("cdc", pipeline="p", store=store, log=cast("LeaderEpochs", self), **more)
 
 
 def _event(number: int, sql: str | None) -> bytes:
@@ -555,18 +560,18 @@ def test_ddl_is_read_again_from_where_the_log_was_cut(
     log = _Log()
     log.records = [CREATED, ROW, ROW, ROW, ROW]
     ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
-    assert not ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
+    assert not ddl.scan(log.reader, log.look())
     assert log.looked_up == []
     log.records = [CREATED, ROW, (ADD_C, 4), ("TRUNCATE TABLE t", 4), *[(None, 4)] * rows]
     log.again.clear()
     if restarted:
         ddl = log.ddl(store)
-    assert ddl.scan(NO_SESSION, log.look())
+    assert ddl.scan(log.reader, log.look())
     assert log.again == [2 if rows else 0]  # nobody knows where a log was cut that is shorter
     assert _kinds(ddl) == [["id", "a", "b", "c"], ["truncate"]]
     assert not [one for one in ddl.warnings(T) if "lost records of the topic" in one]
-    assert not ddl.scan(NO_SESSION, log.look())
+    assert not ddl.scan(log.reader, log.look())
     assert _kinds(log.ddl(store)) == [None, []]
     (again := log.ddl(store)).recall(log.look())
     assert _kinds(again) == _kinds(ddl)
@@ -577,12 +582,12 @@ def test_what_was_learned_from_behind_a_cut_is_dropped(store: SqlStateStore, *, 
     log = _Log()
     log.records = [CREATED, ROW, (ADD_X, 3), ("TRUNCATE TABLE t", 3), ROW]
     ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     assert _kinds(ddl) == [["id", "a", "b", "x"], ["truncate"]]
     log.records = [CREATED, ROW, (ADD_C, 4)]
     if restarted:
         ddl = log.ddl(store)
-    assert ddl.scan(NO_SESSION, log.look())
+    assert ddl.scan(log.reader, log.look())
     assert log.again[-1] == 0
     assert _kinds(ddl) == [["id", "a", "b", "c"], []]
     general, truncate = [one for one in ddl.warnings(T) if "at the latest from offset 3 on" in one]
@@ -596,9 +601,9 @@ def test_a_cut_log_whose_beginning_expired_keeps_what_nobody_can_read_again(stor
     log = _Log()
     log.records = [CREATED, ROW, ("TRUNCATE TABLE t", 3), ROW]
     ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     log.earliest, log.records = 1, [CREATED, ROW, (ADD_C, 4), (None, 4), (None, 4)]
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     assert log.again[-1] == 2
     assert _kinds(ddl) == [["id", "a", "b", "c"], []]
 
@@ -610,14 +615,14 @@ def test_ddl_of_a_leader_that_was_elected_after_the_look_is_read_by_another_look
     log = _Log()
     log.records = [CREATED, ROW]
     ddl = log.ddl(store, ends_now=lambda _found: log.look())
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     log.records.append((ADD_X, 3))
     seen = log.look()
     log.elected = [CREATED, ("TRUNCATE TABLE t", 4), (ADD_C, 4)]
     with pytest.raises(SourceUnavailableError, match="elected while the topic's DDL was read"):
-        ddl.scan(NO_SESSION, seen)
+        ddl.scan(log.reader, seen)
     assert _kinds(ddl) == [["id", "a", "b"], []]
-    assert ddl.scan(NO_SESSION, seen)
+    assert ddl.scan(log.reader, seen)
     assert _kinds(ddl) == [["id", "a", "b", "c"], ["truncate"]]
 
 
@@ -626,14 +631,14 @@ def test_ddl_that_never_follows_is_an_error_and_read_again_for_who_goes_on(store
     log = _Log()
     log.records = [(CREATE, 7), (None, 7)]
     ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     log.records.append((ADD_C, 2))
     for _ in range(MOST_DROPS - 1):
         with pytest.raises(SourceUnavailableError, match="was elected"):
-            ddl.scan(NO_SESSION, log.look())
+            ddl.scan(log.reader, log.look())
     with pytest.raises(SourceError, match="were dropped each time"):
-        ddl.scan(NO_SESSION, log.look())
-    ddl.scan(NO_SESSION, log.look())
+        ddl.scan(log.reader, log.look())
+    ddl.scan(log.reader, log.look())
     assert _kinds(ddl) == [["id", "a", "b", "c"], []]
 
 
@@ -643,51 +648,49 @@ def test_ddl_that_is_read_again_after_a_rewind_is_known_once(store: SqlStateStor
     statements = (CREATE, ADD_X, "TRUNCATE TABLE t", swap, "ALTER TABLE t DROP COLUMN b", ADD_C)
     log.records = [(one, 3) for one in statements]
     ddl = log.ddl(store)
-    ddl.scan(NO_SESSION, log.look())
+    ddl.scan(log.reader, log.look())
     known = _kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)
     for offset in (*range(6), 9):
         ddl.rewind(log.look(), offset)
         assert (_kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)) == known
-        ddl.scan(NO_SESSION, log.look())
+        ddl.scan(log.reader, log.look())
         assert (_kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)) == known
     assert log.again == [0, 0, 1, 2, 3, 4, 5]
 
 
-_SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 _COLUMNS = [f"c{at}" for at in range(23)]
 
 
 def _paged(store: SqlStateStore, fails_at: int | None = None) -> tuple[TopicDdl, _Topic]:
-    """A small topic that is read in many pages, each by a Spark job."""
+    """A small topic that is read in many pages, each by tasks."""
     topic = _Topic(CREATE, *(f"ALTER TABLE t ADD COLUMN {name} INT" for name in _COLUMNS))
     topic.fails_at = fails_at
-    source = cast("KafkaSource", topic)
     pages = DdlPages(most_bytes=800, few_records=0)
-    return TopicDdl("cdc", pipeline="p", source=source, store=store, pages=pages), topic
+    return TopicDdl("cdc", pipeline="p", store=store, pages=pages), topic
 
 
 def test_ddl_is_read_in_pages(store: SqlStateStore) -> None:
     ddl, topic = _paged(store)
-    assert ddl.scan(_SESSION, _ends(24))
+    assert ddl.scan(topic.reader, _ends(24))
     found = ddl.get(T)
     assert found is not None
     assert [column.name for column in found.columns] == ["id", "a", "b", *_COLUMNS]
     assert len(topic.answers) > 2
     # No task gives more than its share and the batch that goes beyond it.
     assert max(topic.answers) <= 400 + 2 * 100
-    assert not ddl.scan(_SESSION, _ends(24))
+    assert not ddl.scan(topic.reader, _ends(24))
 
 
 def test_a_read_that_fails_goes_on_after_the_last_page(store: SqlStateStore) -> None:
-    ddl, _ = _paged(store, fails_at=2)
+    ddl, topic = _paged(store, fails_at=2)
     with pytest.raises(SourceUnavailableError):
-        ddl.scan(_SESSION, _ends(24))
-    again, _ = _paged(store)
+        ddl.scan(topic.reader, _ends(24))
+    again, topic = _paged(store)
     again.recall(_ends(24))
     known = again.get(T)
     assert known is not None
     assert 3 < len(known.columns) < 26
-    assert again.scan(_SESSION, _ends(24))
+    assert again.scan(topic.reader, _ends(24))
     found = again.get(T)
     assert found is not None
     assert [column.name for column in found.columns] == ["id", "a", "b", *_COLUMNS]

@@ -26,6 +26,7 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.schema_history import MOST_SCHEMAS, SchemaUse
 from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 
@@ -256,8 +257,8 @@ class Worker:
         around = surroundings(right(FLAT_AVRO), cast("Any", None), folder, registry=topic.registry)
         lag = RetryPolicy(0, passes=may_lag)
         schemas = WriterSchemas(topic.registry, "t", lag=lag, subject_of=lambda name, part: f"{name}-{part}")
-        around = replace(around, source=source)
-        self.decoding = FlatAvroDecoding(around, "t", TABLE, schemas=schemas, session=cast("Any", None))
+        parts = DecodingParts.of(replace(around, source=source), cast("Any", None))
+        self.decoding = FlatAvroDecoding(parts, "t", TABLE, schemas=schemas)
         self.decoding.prepare(self._found)
 
     @property

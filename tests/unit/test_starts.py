@@ -25,6 +25,7 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import PLACE
@@ -236,12 +237,12 @@ def test_debezium_json_is_planned_by_the_records_from_the_start_on(tmp_path: Pat
     messages = (*DATES, *FLAGS)
     around = _around(_json_config("latest"), tmp_path, messages)
     found = _found(len(messages))
-    decoding = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
     decoding.prepare(found, {0: len(DATES)})
     # Also for the rows of a snapshot, which are behind the last ones.
     decoding.catch_up(None, found)
     assert decoding.columns().shape.by_name["n"].spark == "boolean"
-    mixed = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    mixed = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
     mixed.prepare(found)
     with pytest.raises(SchemaRefusedError):
         mixed.catch_up(None, found)
@@ -260,10 +261,10 @@ def test_flat_avro_is_planned_by_the_schemas_of_records_from_the_start_on(
         )
     around = _around(right(FLAT_AVRO), tmp_path, tuple(topic.messages), registry=topic.registry)
     found = TopicOffsets("t", "an id", {0: PartitionOffsets(0, 2)})
-    whole = open_decoding(around, "t", TABLE, session=cast("Any", None))
+    whole = open_decoding(DecodingParts.of(around, cast("Any", None)), "t", TABLE)
     with pytest.raises(SchemaRefusedError):
         whole.prepare(found)
-    decoding = open_decoding(around, "t", TABLE, session=cast("Any", None))
+    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), "t", TABLE)
     decoding.prepare(found, {0: 2 - behind})
     assert decoding.columns().shape.by_name["n"].spark == "bigint"
 

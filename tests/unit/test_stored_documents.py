@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 import pytest
 
 from tests.properties.test_schema_use import Feed, Worker
-from tests.surroundings import no_fetch
 from tests.unit.test_cut_turns import SECOND, _Run
 from tests.unit.test_first_records import _Brokers
 from tests.unit.test_known_columns import ALL, BEFORE, STATUS, decoding, shape, take_note
@@ -28,7 +27,6 @@ from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreE
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.batch.schema_changes import KnownColumns, PolicyChoices
-from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, TopicTables
 from tidesink.sinks.kafka.dead_letters import RecordGroup
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, PartitionOffsets, TopicGrowth, TopicOffsets
@@ -165,7 +163,7 @@ def _ddl_events(store: SqlStateStore, _folder: Path) -> None:
 
 
 def _topic_ddl(store: SqlStateStore, _folder: Path) -> None:
-    ddl = TopicDdl("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
+    ddl = TopicDdl("cdc", pipeline="p", store=store)
     offsets = TopicOffsets("cdc", "x", {0: PartitionOffsets(0, 0)})
     ddl.define(
         offsets, DdlStatement("s", "CREATE TABLE t (id int primary key, a enum('é','b'))", 10, table="t")
@@ -176,7 +174,7 @@ def _topic_ddl(store: SqlStateStore, _folder: Path) -> None:
 
 
 def _topic_tables(store: SqlStateStore, _folder: Path) -> None:
-    tables = TopicTables("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
+    tables = TopicTables("cdc", pipeline="p", store=store)
     tables.add([TABLE, TableId("a", "b")])
 
 

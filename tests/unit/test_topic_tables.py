@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.surroundings import no_fetch
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import TopicTables
 from tidesink.sinks.state.sql_store import SqlStateStore
 
@@ -37,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[_Failing]:
 
 
 def _tables(store: SqlStateStore) -> TopicTables:
-    return TopicTables("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
+    return TopicTables("cdc", pipeline="p", store=store)
 
 
 def test_a_table_is_known_once_it_is_kept(store: _Failing) -> None:

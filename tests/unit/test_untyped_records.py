@@ -30,6 +30,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_json import untyped_refusal
 from tidesink.sinks.schema_sources.database_types import DatabaseColumns
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.record_types import RecordTypes
 from tidesink.sinks.schema_sources.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.state.progress import StateStore, TableStatus
@@ -123,7 +124,7 @@ class _Table:
         around = surroundings(config, cast("Any", None), folder)
         self.store: StateStore = around.store
         self.decoding = DebeziumJsonDecoding(
-            replace(around, source=KafkaSource(self._fetch)), TOPIC, T, session=cast("Any", None)
+            DecodingParts.of(replace(around, source=KafkaSource(self._fetch)), cast("Any", None)), TOPIC, T
         )
         if database is not None:
             stores_text = untyped == "text"

@@ -103,14 +103,14 @@ class Bed:
         around = SimpleNamespace(
             config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
             store=None,
-            source=SimpleNamespace(ask=lambda *_question: [self.rows]),
+            reader=SimpleNamespace(ask=lambda *_question: [self.rows]),
             topics=SimpleNamespace(
                 ddl=lambda _topic: self.ddl,
                 ends_now=lambda found: found,
                 tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
             ),
         )
-        self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))
+        self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T)
         self.inner.prepare(cast("Any", None))
         self.decoding: Any = self.inner
         if self.projection is not None:

@@ -15,7 +15,7 @@ A row that does not match the filter deletes its key in the target.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Flags = npt.NDArray[np.bool_]
+# Raises ConfigError if a filter is not a condition on rows of a schema.
+FilterCheck = Callable[[RowFilter, TargetSchema], None]
 
 _ROW: Final = "_row"
 # Columns that the first half of the task returns: a chunk, and a struct of the columns that the filter uses.
@@ -149,13 +151,13 @@ def condition(row_filter: RowFilter, shape: TargetSchema) -> str:
     return f"(\n{row_filter.bound(_ROW, names, shape.fold)}\n)"
 
 
-def filter_rule(row_filter: RowFilter, shape: TargetSchema, session: SparkSession) -> RowFilterRule:
+def filter_rule(row_filter: RowFilter, shape: TargetSchema, check: FilterCheck) -> RowFilterRule:
     """Returns the form of a filter that tasks use, for rows with the columns of ``shape``.
 
     Raises:
-        ConfigError: Spark does not accept the filter, or its type is not boolean.
+        ConfigError: ``check`` does not accept the filter.
     """
-    check_condition(row_filter, shape, session)
+    check(row_filter, shape)
     named = {shape.by_name[shape.fold(name)].name for name in row_filter.columns}
     columns = tuple(column for column in shape.columns if column.name in named)
     return RowFilterRule(

@@ -20,9 +20,8 @@ from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Projection, check_renames, project
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.filtering import FilterCheck
 
 _TWO_MEANINGS: Final = (
     "ignore_null_updates is not possible with this protocol: its records can omit a value, and this version "
@@ -211,26 +210,28 @@ def projected(
     table: TableId,
     projection: Projection,
     destination: Destination,
-    session: SparkSession,
+    check: FilterCheck,
 ) -> Decoding:
     """Returns a decoding into the target's columns. If the target has the source's columns and table name,
     this is ``decoding`` itself.
+
+    ``check``: checks the table's filter.
     """
     if projection.plain and destination == Destination(table):
         return decoding
-    return ProjectedDecoding(decoding, projection, destination, session)
+    return ProjectedDecoding(decoding, projection, destination, check)
 
 
 class ProjectedDecoding:
     """Decodes a table's records into the columns and names that the target has."""
 
     def __init__(
-        self, decoding: Decoding, projection: Projection, destination: Destination, session: SparkSession
+        self, decoding: Decoding, projection: Projection, destination: Destination, check: FilterCheck
     ) -> None:
         self._decoding = decoding
         self._projection = projection
         self._destination = destination
-        self._session = session
+        self._check = check
         self._plans: tuple[DecodePlan, DecodePlan] | None = None
 
     @property
@@ -246,7 +247,7 @@ class ProjectedDecoding:
         It is the same object as long as the table's own plan does not change.
 
         Raises:
-            ConfigError: The projection does not fit the table's columns. Or Spark does not accept its filter.
+            ConfigError: The projection does not fit the table's columns. Or its filter is not a condition.
                 Or ``ignore_null_updates`` is set, and records can omit values.
             SchemaRefusedError: The projection names a column that the source no longer has, or excludes a
                 renamed column under only some of its names. Or the source has a column with the name of the
@@ -282,7 +283,7 @@ class ProjectedDecoding:
                 for new, old in laid.sources.items()
                 if inner.shape.fold(old) in inner.gone
             ),
-            row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
+            row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._check),
             ignores_nulls=projection.ignore_nulls,
         )
 

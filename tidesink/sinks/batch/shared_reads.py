@@ -34,7 +34,7 @@ from tidesink.sinks.batch.record_frames import (
     table_of,
 )
 from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic
-from tidesink.sinks.batch.source import KafkaSource, raise_first, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource, SparkReader, raise_first, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -148,7 +148,6 @@ class Topics:
                 self._ddl[topic] = TopicDdl(
                     topic,
                     pipeline=self._pipeline,
-                    source=self._source,
                     store=self._store,
                     log=self.log,
                     ends_now=self.ends_now,
@@ -159,9 +158,7 @@ class Topics:
         """Returns the object that records which tables have records in a topic."""
         with self._lock:
             if topic not in self._tables:
-                self._tables[topic] = TopicTables(
-                    topic, pipeline=self._pipeline, source=self._source, store=self._store
-                )
+                self._tables[topic] = TopicTables(topic, pipeline=self._pipeline, store=self._store)
             return self._tables[topic]
 
     def details(self, topic: str) -> dict[str, Any]:
@@ -531,7 +528,7 @@ class KeptRead:
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["unlisted"]}))
             if any(head["ddl"] for head in heads):
                 # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
-                self._ddl.scan(session, self._found)
+                self._ddl.scan(SparkReader(self._source, session), self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(

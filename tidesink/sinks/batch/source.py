@@ -79,6 +79,33 @@ class RecordReader(Protocol):
         """Returns a lazy frame with the results of ``work`` on each range."""
 
 
+class TopicReader(Protocol):
+    """Interface: reads records of topics, from which the columns and types of tables are learned."""
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks that answer a question at the same time."""
+
+    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
+        """Returns the answers to ``question`` on the records of the ranges, in the order of the ranges.
+
+        A large range may be split. Then each part has its own answer.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """Yields the records of the ranges, which this process reads, one batch at a time.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
+
+    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        """Yields the records of the ranges as messages, without Kafka tombstones. This process reads them."""
+
+
 class KafkaSource:
     """Reads ranges of offsets from Kafka.
 
@@ -128,6 +155,27 @@ class KafkaSource:
     def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
         """Yields the records of the ranges as messages, without Kafka tombstones. This process reads them."""
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
+
+
+@dataclass(frozen=True)
+class SparkReader:
+    """Reads records of topics for a worker. The tasks of a Spark session answer questions about them."""
+
+    source: KafkaSource
+    session: SparkSession
+
+    @property
+    def tasks(self) -> int:
+        return self.session.sparkContext.defaultParallelism
+
+    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
+        return self.source.ask(self.session, ranges, question)
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        return self.source.read_here(ranges)
+
+    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        return self.source.messages_here(ranges)
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:

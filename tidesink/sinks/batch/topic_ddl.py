@@ -41,7 +41,7 @@ from tidesink.ddl.row_changes import (
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
-from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.source import TopicReader
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
@@ -50,7 +50,6 @@ from tidesink.sinks.state.progress import LastRecord, StateStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
 
 
 DDL_PARTITION: Final = 0
@@ -74,8 +73,8 @@ _FEW_RECORDS: Final = 1000
 class DdlPages(NamedTuple):
     """The limits of reading a topic's DDL.
 
-    ``most_bytes``: the maximum size of a page of DDL. ``few_records``: up to this number of records, the
-    worker's process reads them itself. More records are read by a Spark job.
+    ``most_bytes``: the maximum size of a page of DDL. ``few_records``: up to this number of records, this
+    process reads them itself. More records are read by tasks (``TopicReader.ask``).
     """
 
     most_bytes: int = _PAGE_BYTES
@@ -253,7 +252,6 @@ class TopicDdl:
         topic: str,
         *,
         pipeline: str,
-        source: KafkaSource,
         store: StateStore,
         log: LeaderEpochs | None = None,
         ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
@@ -266,7 +264,6 @@ class TopicDdl:
         """
         self._topic = topic
         self._document = _TOPIC_DDL.of(store, pipeline, topic)
-        self._source = source
         self._logs, self._ends_now = CheckedLogs(log), ends_now
         self._pages = pages
         # True if the records of the last read were discarded. The topic must be looked up again before the
@@ -333,7 +330,7 @@ class TopicDdl:
         with self._lock:
             self._restore(topic_offsets)
 
-    def scan(self, session: SparkSession, topic_offsets: TopicOffsets) -> bool:
+    def scan(self, reader: TopicReader, topic_offsets: TopicOffsets) -> bool:
         """Reads DDL up to partition 0's end. Returns True if a definition changed.
 
         Raises:
@@ -358,7 +355,7 @@ class TopicDdl:
                 # Otherwise each waiting call would try the slow read again, one after the other.
                 raise error
             while True:
-                page = self._read_or_fail(session, unread.part)
+                page = self._read_or_fail(reader, unread.part)
                 self._check_follows(topic_offsets, unread.known.last, page.last)
                 unread = self._take(page, topic_offsets.topic_id, unread)
                 if unread.part.records <= 0:
@@ -485,9 +482,9 @@ class TopicDdl:
                 partition=DDL_PARTITION,
             )
 
-    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> _Page:
+    def _read_or_fail(self, reader: TopicReader, part: OffsetRange) -> _Page:
         try:
-            return self._read(session, part)
+            return self._read(reader, part)
         except SourceError as exc:
             self._failed = self._failed[0] + 1, exc
             raise
@@ -562,14 +559,14 @@ class TopicDdl:
             )
         )
 
-    def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
+    def _read(self, reader: TopicReader, part: OffsetRange) -> _Page:
         """Reads the first page of a range of partition 0: its DDL statements, and the offset up to which it
         was read.
         """
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
-        for marked, record in self._marked(session, part):
+        for marked, record in self._marked(reader, part):
             statements += filter(None, map(_statement, marked.values, marked.offsets, marked.times))
             last = record or last
             if marked.end is not None:
@@ -577,11 +574,11 @@ class TopicDdl:
                 return _Page(statements, marked.end, last)
         return _Page(statements, part.end, last)
 
-    def _marked(self, session: SparkSession, part: OffsetRange) -> list[tuple[MarkedDdl, LastRecord | None]]:
+    def _marked(self, reader: TopicReader, part: OffsetRange) -> list[tuple[MarkedDdl, LastRecord | None]]:
         if part.records <= self._pages.few_records:
-            return [_marked_page(self._pages.most_bytes, self._source.read_here([part]))]
-        most = self._pages.most_bytes // session.sparkContext.defaultParallelism
-        return self._source.ask(session, [part], partial(_marked_page, most))
+            return [_marked_page(self._pages.most_bytes, reader.read_here([part]))]
+        most = self._pages.most_bytes // reader.tasks
+        return reader.ask([part], partial(_marked_page, most))
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
@@ -814,10 +811,9 @@ _FIRST_RECORDS: Final = 20_000
 class TopicTables:
     """The known tables of one topic. All tables of the topic share the object."""
 
-    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+    def __init__(self, topic: str, *, pipeline: str, store: StateStore) -> None:
         self._topic = topic
         self._document = _TOPIC_TABLES.of(store, pipeline, topic)
-        self._source = source
         self._lock = threading.Lock()
         self._tables: dict[TableId, None] = {}
         self._loaded = False
@@ -857,7 +853,7 @@ class TopicTables:
 
     def look(
         self,
-        session: SparkSession,
+        reader: TopicReader,
         topic_offsets: TopicOffsets,
         *,
         goes_on: Callable[[], bool],
@@ -869,7 +865,7 @@ class TopicTables:
         other tables while they read the topic.
 
         Args:
-            session: The Spark session.
+            reader: Reads the topic.
             topic_offsets: The topic's current offsets.
             goes_on: Returns False if the search should pause. The next call continues it.
             read: If no task reads the topic any longer: the offsets up to which tasks have read it. The rest
@@ -887,7 +883,7 @@ class TopicTables:
         for part in growing_parts(self._unlooked(topic_offsets, read or {}), _FIRST_RECORDS):
             if self.known() and read is None:
                 break
-            self.census(session, part)
+            self.census(reader, part)
             self._looked.update((offset_range.partition, offset_range.end) for offset_range in part)
             if not goes_on():
                 return False
@@ -910,7 +906,7 @@ class TopicTables:
             OffsetRange(self._topic, n, min(starts[n], offsets.latest), offsets.latest) for n, offsets in ends
         ]
 
-    def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
+    def census(self, reader: TopicReader, ranges: Sequence[OffsetRange]) -> None:
         """Adds every table that has a row in the ranges.
 
         Raises:
@@ -919,9 +915,9 @@ class TopicTables:
         if not any(part.records for part in ranges):
             return
         if sum(part.records for part in ranges) <= _FEW_RECORDS:
-            answers = [census(self._source.read_here(ranges))]
+            answers = [census(reader.read_here(ranges))]
         else:
-            answers = self._source.ask(session, ranges, census)
+            answers = reader.ask(ranges, census)
         tables = frozenset[TableId]().union(*(answer.tables for answer in answers))
         kind = next((answer.compression for answer in answers if answer.compression != "none"), "none")
         if kind != "none" and not (tables or self.known()):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, row_forms
 from tidesink.codecs.canal_json.schema import RowShapes
@@ -25,15 +25,20 @@ from tidesink.ddl.history import reads_same
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, TableId, TableSchema, fold_name
-from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, declared_table
+from tidesink.sinks.batch.schema_source import (
+    Missed,
+    Renamed,
+    SourceColumns,
+    declared_table,
+)
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.database_types import DatabaseTypes, created_by, look_into
 from tidesink.sinks.schema_sources.open import PlannedDecoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,
@@ -47,10 +52,6 @@ from tidesink.typemap.target_schema import (
     with_dropped_types,
     without,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 # Number of records that are read first to find a row with type names, if no DDL defines the table.
 _PEEKED_RECORDS = 10_000
@@ -70,10 +71,9 @@ _NO_KEY: Final = (
 class RowColumns:
     """The columns that a table's rows show: their names, and the names of their types."""
 
-    def __init__(self, context: WorkerContext, table: TableId, *, session: SparkSession) -> None:
-        self._context = context
+    def __init__(self, parts: DecodingParts, table: TableId) -> None:
+        self._parts = parts
         self._table = table
-        self._session = session
         self._words: list[RowWords] = []
 
     @property
@@ -86,14 +86,14 @@ class RowColumns:
         for part in growing_parts(ranges, _PEEKED_RECORDS):
             if self._words:
                 return
-            self._context.stop.check()
+            self._parts.check_stop()
             self.read(part)
 
     def read(self, ranges: Sequence[OffsetRange]) -> None:
-        """Read the names of columns and types in this table's rows, with one Spark job."""
+        """Read the names of columns and types in this table's rows."""
         if not any(part.records for part in ranges):
             return
-        form_lists = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
+        form_lists = self._parts.reader.ask(ranges, partial(row_forms, self._table))
         self._words += newest_forms(form for forms in form_lists for form in forms)
         self._words.sort(key=lambda words: -len(words.names))
 
@@ -116,15 +116,15 @@ class RowColumns:
 class CanalJsonDecoding(PlannedDecoding):
     """The column types of one canal-json table, and the decode plan that is built from them."""
 
-    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        super().__init__(context, topic, table, session=session)
-        self._ddl = context.topics.ddl(topic)
-        self._tables = context.topics.tables(topic)
+    def __init__(self, parts: DecodingParts, topic: str, table: TableId) -> None:
+        super().__init__(parts, topic, table)
+        self._ddl = parts.topics.ddl(topic)
+        self._tables = parts.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = context.config.source.codec_options()
-        look = look_into(context.config.source.database)
-        self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
-        self._rows = RowColumns(context, table, session=session)
+        self._options = parts.config.source.codec_options()
+        look = look_into(parts.config.source.database)
+        self._database = DatabaseTypes(parts.config.pipeline, table, parts.store, look)
+        self._rows = RowColumns(parts, table)
         # Columns that are known only from rows.
         self._undeclared: tuple[Column, ...] = ()
         self._renamed: dict[str, str] = {}
@@ -161,9 +161,9 @@ class CanalJsonDecoding(PlannedDecoding):
         self._starts = starts
         self._ddl.recall(topic_offsets)
         if self._declared is None:
-            self._ddl.scan(self._session, topic_offsets)
+            self._ddl.scan(self._parts.reader, topic_offsets)
             if self._ddl.get(self._table) is None:
-                self._ddl.scan(self._session, self._ends_now(topic_offsets))
+                self._ddl.scan(self._parts.reader, self._ends_now(topic_offsets))
             if self._ddl.get(self._table) is None:
                 self._look_elsewhere(topic_offsets)
         self._make()
@@ -173,7 +173,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
         They are in the table's rows, or in the source database if the topic has no row of the table.
         """
-        database = self._context.config.source.database
+        database = self._parts.config.source.database
         if database is None or self._table not in self._tables.unmet:
             parts = self._of_table(topic_offsets).partitions
             self._rows.peek([OffsetRange(self._topic, n, *offsets) for n, offsets in parts.items()])
@@ -186,7 +186,7 @@ class CanalJsonDecoding(PlannedDecoding):
         Brokers report the end of each partition at a different time. So earlier end offsets may include a
         row, but not the DDL event in partition 0 that the row needs.
         """
-        return self._context.topics.ends_now(topic_offsets)
+        return self._parts.topics.ends_now(topic_offsets)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:
         """Read DDL that may precede rows of the ranges, if the rows would not show that it is missing.
@@ -206,7 +206,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
         It does not if the target stores no rows, or with ``mode: append``.
         """
-        return "rows" in self._context.config.target.features and self._settings.mode != "append"
+        return "rows" in self._parts.config.target.features and self._settings.mode != "append"
 
     def _numbers_members(self) -> bool:
         columns = self._plan.shape.columns if self._plan else ()
@@ -265,7 +265,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     def meet_others(self, missed: Missed) -> None:
         """Find the other tables in a batch's records. They get tasks of their own."""
-        self._tables.census(self._session, missed.ranges)
+        self._tables.census(self._parts.reader, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
         """Learn the columns that the plan lacked for a batch. Returns True if a new decode plan was built.
@@ -294,7 +294,7 @@ class CanalJsonDecoding(PlannedDecoding):
         plan, tables = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != tables:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
-            topic = TableNames(tables, self._context.config.source.opens_up_to)
+            topic = TableNames(tables, self._parts.config.source.opens_up_to)
             self._shared = plan, tables, replace(plan, decoder=replace(plan.decoder, topic=topic))
         return self._shared[2]
 
@@ -305,7 +305,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """
         if self._declared is not None:
             # DDL is only read for its warnings, because the types are known from the definition.
-            self._ddl.scan(self._session, missed.found)
+            self._ddl.scan(self._parts.reader, missed.found)
             return False
         return self._newer_ddl(missed.found)
 
@@ -314,7 +314,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
         Returns True if a new plan was built. Another table's task may have read the DDL already.
         """
-        self._ddl.scan(self._session, topic_offsets)
+        self._ddl.scan(self._parts.reader, topic_offsets)
         schema = self._schema()
         # A table that was dropped or renamed has no columns any longer. Its remaining rows have the columns
         # of the plan.
@@ -463,8 +463,6 @@ def _with_earlier(column: Column, dropped_columns: Sequence[Column]) -> Column:
     return column
 
 
-def open_decoding(
-    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
-) -> CanalJsonDecoding:
+def open_decoding(parts: DecodingParts, topic: str, table: TableId) -> CanalJsonDecoding:
     """Open the source of column types and decode plans for one canal-json table of a topic."""
-    return CanalJsonDecoding(context, topic, table, session=session)
+    return CanalJsonDecoding(parts, topic, table)

@@ -9,22 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, started_at
+from tidesink.sinks.schema_sources.parts import DecodingParts
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-# By protocol in the config: "module:function". The function has the parameters (context, topic, table,
-# session).
+# By protocol in the config: "module:function". The function has the parameters (parts, topic, table).
 DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "flat-avro": "tidesink.sinks.schema_sources.writer_schemas:open_flat_avro",
@@ -35,7 +30,7 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
+def open_decoding(parts: DecodingParts, topic: str, table: TableId) -> Decoding:
     """Open the schema source of a table, by the config's protocol.
 
     Its decode plans have only the columns that the target has.
@@ -44,22 +39,22 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
         ConfigError: The table's filter cannot be parsed, its settings contradict each other, or its route
             results in an empty name.
     """
-    settings = context.config.table_config(table)
+    config = parts.config
+    settings = config.table_config(table)
     check_merged(settings)
-    module, _, function = DECODINGS[context.config.source.protocol].partition(":")
-    decoding: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
-    return projected(decoding, table, settings.projection, context.config.destination(table), session)
+    module, _, function = DECODINGS[config.source.protocol].partition(":")
+    decoding: Decoding = getattr(import_module(module), function)(parts, topic, table)
+    return projected(decoding, table, settings.projection, config.destination(table), parts.check_filter)
 
 
 class PlannedDecoding:
     """The settings of one table, and the decode plan that is built from them and from the table's records."""
 
-    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        self._context = context
+    def __init__(self, parts: DecodingParts, topic: str, table: TableId) -> None:
+        self._parts = parts
         self._topic = topic
         self._table = table
-        self._settings = context.config.table_config(table)
-        self._session = session
+        self._settings = parts.config.table_config(table)
         self._projection = self._settings.projection
         self._plan: DecodePlan | None = None
         self._starts: Starts = NO_STARTS

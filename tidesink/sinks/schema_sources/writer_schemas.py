@@ -40,7 +40,7 @@ from tidesink.errors import (
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
-from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
+from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, UnplannedRecord
 from tidesink.sinks.batch.decoders import (
     UNDER_CONFLUENT,
@@ -76,14 +76,14 @@ from tidesink.sinks.schema_sources.database_types import (
     replica_identity,
 )
 from tidesink.sinks.schema_sources.open import LoneDecoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
 from tidesink.sinks.schema_sources.schema_history import SCHEMA_USE, SchemaUse, StoredUse
 from tidesink.sinks.state.documents import Document
 from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from tidesink.sinks.batch.source import TopicReader
     from tidesink.source_database.base import ReplicaIdentity
 
 
@@ -102,14 +102,13 @@ class RegisteredDecoding(LoneDecoding):
 
     def __init__(
         self,
-        context: WorkerContext,
+        parts: DecodingParts,
         topic: str,
         table: TableId,
         *,
         schemas: WriterSchemas,
-        session: SparkSession,
     ) -> None:
-        super().__init__(context, topic, table, session=session)
+        super().__init__(parts, topic, table)
         self._schemas = schemas
         self._use = SchemaUse[int]()
         # The order of the schemas at the last check, and the facts from which the plan was built.
@@ -206,7 +205,7 @@ class RegisteredDecoding(LoneDecoding):
         Returns True if the order of the schemas may have changed.
         """
         plan, changed = self.columns(), False
-        for message in self._context.source.messages_here(
+        for message in self._parts.reader.messages_here(
             last_records(self._topic, self._of_table(topic_offsets), self._looked_to, most=_LAST_RECORDS)
         ):
             schema_id = schema_id_of(message.value)
@@ -260,7 +259,7 @@ class RegisteredDecoding(LoneDecoding):
         self._order, before = order, self._planned_by
         self._make()
         stored = StoredUse(topic_offsets.topic_id, self._use.stored)
-        self._context.noted(
+        self._parts.noting(
             self._table,
             lambda: self._use_document.save(stored),
             unless="which schema is in use is not stored",
@@ -272,7 +271,7 @@ class RegisteredDecoding(LoneDecoding):
 
         The result is empty if the topic was since deleted and created again.
         """
-        stored = self._context.noted(
+        stored = self._parts.noting(
             self._table,
             self._use_document.load,
             unless="which schema was in use is not known",
@@ -283,13 +282,13 @@ class RegisteredDecoding(LoneDecoding):
 
     @property
     def _use_document(self) -> Document[StoredUse]:
-        return SCHEMA_USE.of(self._context.store, self._context.config.pipeline, self._topic)
+        return SCHEMA_USE.of(self._parts.store, self._parts.config.pipeline, self._topic)
 
     def _last_ids(self, topic_offsets: TopicOffsets) -> Ids:
         """Returns the schema ids in the last records of each partition, without those before the start."""
         ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
         parts = last_records(self._topic, self._of_table(topic_offsets), {}, most=_LAST_RECORDS)
-        for message in self._context.source.messages_here(parts):
+        for message in self._parts.reader.messages_here(parts):
             found_ids = {"key": schema_id_of(message.key), "value": schema_id_of(message.value)}
             for part in PARTS:
                 if (schema_id := found_ids[part]) is not None:
@@ -303,13 +302,13 @@ class RegisteredDecoding(LoneDecoding):
             ConfigError: No record has Confluent's header: they have AWS Glue's header, or have their schema
                 ids in Kafka headers.
         """
-        heads, elsewhere = peeked_heads(self._context, offsets)
+        heads, elsewhere = peeked_heads(self._parts.reader, offsets)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
                 f"The records of topic {offsets.topic} have an AWS Glue schema registry header, but workers "
-                f"read only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
+                f"read only Confluent's header. {UNDER_CONFLUENT[self._parts.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
@@ -358,7 +357,7 @@ class RegisteredDecoding(LoneDecoding):
         part = OffsetRange(topic_partition.topic, topic_partition.partition, offset, offset + 1)
         if any(
             record_ids_in_headers(batch, index) is not None
-            for batch in self._context.source.read_here([part])
+            for batch in self._parts.reader.read_here([part])
             for index in range(batch.num_rows)
         ):
             return True
@@ -377,7 +376,7 @@ def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
 
 
 def peeked_heads(
-    context: WorkerContext, topic_offsets: TopicOffsets
+    reader: TopicReader, topic_offsets: TopicOffsets
 ) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
     """Returns the distinct first five bytes (Confluent's header) of keys and values in the first records.
 
@@ -389,7 +388,7 @@ def peeked_heads(
     ]
     heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
     elsewhere = None
-    for batch in context.source.read_here(plan_ranges(everything, max_records=_PEEKED_RECORDS)):
+    for batch in reader.read_here(plan_ranges(everything, max_records=_PEEKED_RECORDS)):
         reasons = [record_ids_in_headers(batch, index) for index in range(batch.num_rows)]
         elsewhere = next((reason for reason in reasons if reason is not None), elsewhere)
         framed = batch.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
@@ -663,7 +662,7 @@ class FlatAvroDecoding(RegisteredDecoding):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about columns that have another type in the target than usual, and missing checksums."""
-        asked = self._context.config.source.checksum != "off"
+        asked = self._parts.config.source.checksum != "off"
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
 
@@ -675,23 +674,21 @@ class FlatAvroDecoding(RegisteredDecoding):
             self._settings.table,
             self._subject_schemas,
             self._plan_settings,
-            checksum=self._context.config.source.checksum,
+            checksum=self._parts.config.source.checksum,
         )
 
 
-def open_flat_avro(
-    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
-) -> FlatAvroDecoding:
+def open_flat_avro(parts: DecodingParts, topic: str, table: TableId) -> FlatAvroDecoding:
     """Open the source of schemas and decode plans for the flat-avro table of a topic.
 
     Raises:
         ConfigError: The config names no schema registry.
     """
-    if context.registry is None:
+    if parts.registry is None:
         raise ConfigError("The protocol flat-avro needs a schema registry. Set source.schema-registry.")
-    lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
-    schemas = WriterSchemas(context.registry, topic, lag=lag)
-    return FlatAvroDecoding(context, topic, table, schemas=schemas, session=session)
+    lag = parts.retries(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(parts.registry, topic, lag=lag)
+    return FlatAvroDecoding(parts, topic, table, schemas=schemas)
 
 
 _NO_REGISTRY: Final = "The protocol debezium-avro needs a schema registry. Set source.schema-registry."
@@ -706,7 +703,7 @@ class _WithIdentity(LoneDecoding):
 
     @cached_property
     def _asked(self) -> AskedIdentity:
-        database, table = self._context.config.source.database, self._settings.table
+        database, table = self._parts.config.source.database, self._settings.table
         return AskedIdentity(partial(replica_identity, database, table))
 
     @property
@@ -720,7 +717,7 @@ class _WithIdentity(LoneDecoding):
     @property
     def _connector(self) -> str:
         """The Debezium connector that fits the source database, for records that do not name theirs."""
-        return database_connector(self._context.config.source.database)
+        return database_connector(self._parts.config.source.database)
 
 
 class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
@@ -728,14 +725,13 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
 
     def __init__(
         self,
-        context: WorkerContext,
+        parts: DecodingParts,
         topic: str,
         table: TableId,
         *,
         schemas: WriterSchemas,
-        session: SparkSession,
     ) -> None:
-        super().__init__(context, topic, table, schemas=schemas, session=session)
+        super().__init__(parts, topic, table, schemas=schemas)
         self._definition = declared_table(self._settings.definition, table)
 
     def _found_subjects(self) -> bool:
@@ -747,7 +743,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             self._subject_schemas,
             self._plan_settings,
             definition=self._definition,
-            modes=self._context.config.source.codec_options().debezium,
+            modes=self._parts.config.source.codec_options().debezium,
             database=DatabaseFacts(identity=self._identity, connector=self._connector),
         )
 
@@ -757,20 +753,18 @@ def subject_of(topic: str, part: SubjectPart) -> str:
     return f"{topic}-{part}"
 
 
-def open_debezium_avro(
-    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
-) -> DebeziumAvroDecoding:
+def open_debezium_avro(parts: DecodingParts, topic: str, table: TableId) -> DebeziumAvroDecoding:
     """Open the source of schemas and decode plans for the debezium-avro table of a topic.
 
     Raises:
         ConfigError: The config names no schema registry, or the definition in the config describes another
             table.
     """
-    if context.registry is None:
+    if parts.registry is None:
         raise ConfigError(_NO_REGISTRY)
-    lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
-    schemas = WriterSchemas(context.registry, topic, lag=lag, subject_of=subject_of, of_no_table=names_no_row)
-    return DebeziumAvroDecoding(context, topic, table, schemas=schemas, session=session)
+    lag = parts.retries(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(parts.registry, topic, lag=lag, subject_of=subject_of, of_no_table=names_no_row)
+    return DebeziumAvroDecoding(parts, topic, table, schemas=schemas)
 
 
 # Number of records in the first read of a topic to find its columns.
@@ -789,11 +783,11 @@ _NO_ROW: Final = (
 class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     """The writers (schemas of records) of one debezium-json table, and the decode plan built from them."""
 
-    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        super().__init__(context, topic, table, session=session)
+    def __init__(self, parts: DecodingParts, topic: str, table: TableId) -> None:
+        super().__init__(parts, topic, table)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = context.config.source.codec_options()
-        self._types = RecordTypes.of(context.config, topic, table, self._declared, context.store)
+        self._options = parts.config.source.codec_options()
+        self._types = RecordTypes.of(parts.config, topic, table, self._declared, parts.store)
         self._writers = Writers()
         # Spans of rows by the identity of their writer. Rows without a schema are left out, because they may
         # lack columns.
@@ -903,12 +897,12 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             yield first_writer(row)
 
     def _messages_in(self, part: OffsetRange) -> list[Message]:
-        return [*self._context.source.messages_here([part])]
+        return [*self._parts.reader.messages_here([part])]
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
         """Read records of the ranges. Returns True if one of them defines the table's columns."""
         faults: list[DecodeError] = []
-        messages = self._context.source.messages_here(ranges)
+        messages = self._parts.reader.messages_here(ranges)
         row = first_row(messages, self._options, self._types.schema, faults=faults)
         self._fault = self._fault or next(iter(faults), None)
         if row is not None:
@@ -944,12 +938,10 @@ def last_records(
     return [part for part in ends if part.records > 0]
 
 
-def open_debezium_json(
-    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
-) -> DebeziumJsonDecoding:
+def open_debezium_json(parts: DecodingParts, topic: str, table: TableId) -> DebeziumJsonDecoding:
     """Open the source of schemas and decode plans for the debezium-json table of a topic.
 
     Raises:
         ConfigError: The definition in the config describes another table.
     """
-    return DebeziumJsonDecoding(context, topic, table, session=session)
+    return DebeziumJsonDecoding(parts, topic, table)

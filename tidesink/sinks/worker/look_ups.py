@@ -25,6 +25,7 @@ from tidesink.config.table_checks import loads_quiet_tables, quiet_tables, topic
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
+from tidesink.sinks.batch.source import SparkReader
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
 from tidesink.sinks.spark.errors import fault_of
@@ -105,7 +106,7 @@ class NamedTables:
     def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
         """Search the records of the topic that neither this run's tasks nor earlier runs have read."""
         return self._context.topics.tables(offsets.topic).look(
-            self._context.spark,
+            SparkReader(self._context.source, self._context.spark),
             offsets,
             goes_on=goes_on,
             read=read if read is None else furthest((read, *self._recorded(offsets))),

@@ -20,6 +20,7 @@ from tidesink.sinks.batch.source import checkpointed
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.worker.source_keys import open_target_reader
@@ -116,9 +117,8 @@ class TableCopy:
             raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         offsets = self.ends()
-        decoding = open_decoding(
-            self.context, self.topic, self.table, session=self.context.spark.newSession()
-        )
+        parts = DecodingParts.of(self.context, self.context.spark.newSession())
+        decoding = open_decoding(parts, self.topic, self.table)
         start = known_start(self.context.store, self.context.config.pipeline, self.table, self.topic)
         decoding.prepare(offsets, start.offsets if start is not None else NO_STARTS)
         self.reader = self._reader(decoding.columns())

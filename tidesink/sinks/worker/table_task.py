@@ -54,6 +54,7 @@ from tidesink.sinks.kafka.offsets import (
     waiting_records,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
 from tidesink.sinks.worker.continuity import Continuity, late_start, opened
@@ -793,7 +794,7 @@ class TableTask:
     def _open_at_start(self, offsets: TopicOffsets) -> Hold:
         context = self._context
         if self._decoding is None:
-            self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
+            self._decoding = open_decoding(DecodingParts.of(context, self._session), self.topic, self.table)
         self._decoding.prepare(offsets, self._start.offsets)
         hold, self._tombstones = opened(context, self._decoding, self._settings, self._counters, self._pauses)
         return hold

@@ -1,0 +1,85 @@
+"""What a schema source needs to find a table's columns: in a worker, or in a command without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tidesink.config import Config
+from tidesink.events import TableId
+from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
+from tidesink.sinks.batch.filtering import FilterCheck, check_condition
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import SparkReader, TopicReader
+from tidesink.sinks.state.progress import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.schema_registry import SchemaRegistry
+
+
+T = TypeVar("T")
+
+
+class Retries(Protocol):
+    """Interface: returns the policy by which a failed step of a table is tried again."""
+
+    def __call__(
+        self, table: TableId, *, seconds: float, passes: Callable[[BaseException], bool]
+    ) -> RetryPolicy:
+        """Returns a policy for errors for which ``passes`` is True, and for ``seconds`` after the first."""
+
+
+class Noting(Protocol):
+    """Interface: runs a step that uses the state store, and that a table can do without."""
+
+    def __call__(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
+        """Returns the step's result. If the store does not answer, logs ``unless`` and returns None."""
+
+
+@dataclass(frozen=True)
+class DecodingParts:
+    """What a schema source needs to find a table's columns.
+
+    Attributes:
+        config: The pipeline's config.
+        store: The state store.
+        registry: The schema registry, or None if the config names none.
+        topics: State that the tables of a topic share, for example the topic's DDL.
+        reader: Reads records of topics.
+        check_filter: Checks a table's filter.
+        retries: Returns the policy by which a failed step is tried again.
+        noting: Runs a step that uses the state store, and that a table can do without.
+        check_stop: Raises StopRequestedError if a stop was requested.
+    """
+
+    config: Config
+    store: StateStore
+    registry: SchemaRegistry | None
+    topics: Topics
+    reader: TopicReader
+    check_filter: FilterCheck
+    retries: Retries
+    noting: Noting
+    check_stop: Callable[[], None]
+
+    @classmethod
+    def of(cls, context: WorkerContext, session: SparkSession) -> DecodingParts:
+        """Returns the parts for a table of a worker.
+
+        ``session``: the table's Spark session. Its tasks read records, and it checks the table's filter.
+        """
+        return cls(
+            context.config,
+            context.store,
+            context.registry,
+            context.topics,
+            SparkReader(context.source, session),
+            partial(check_condition, session=session),
+            context.retry,
+            context.noted,
+            context.stop.check,
+        )
