@@ -47,7 +47,7 @@ test-spark: setup-dev ## The tests of Spark on one version: make test-spark SPAR
 lint: setup-dev ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: setup-dev ## mypy, strict, of the package and the tests
+types: setup-dev ## mypy, strict, of the package, the examples and the tests
 	@$(BIN)/mypy
 
 docs: setup-dev ## Generate the reference pages

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidesink.dev.mariadb import running_mariadb
+from examples.first_load.mariadb import running_mariadb
 from tidesink.dev.stack import free_ports
 from tidesink.sinks.targets.sql.location import Endpoint
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from examples.first_load.mariadb import missing_programs, running_mariadb
 from tests.absent import without_server
 from tests.containers import container_mariadb, engine_answers
-from tidesink.dev.mariadb import missing_programs, running_mariadb
 
 
 @pytest.fixture(scope="session")

@@ -90,16 +90,3 @@ def test_the_tutorial_works_as_written(tmp_path: Path, monkeypatch: pytest.Monke
             ]
             result = run(*own)
             assert result.exit_code == 0, f"{command}: {result.stdout}{result.stderr}"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--rows", "1000"), "This option needs --snapshot"),
-        (("--snapshot", "--protocol", "flat-avro"), "only supports canal-json"),
-    ],
-)
-def test_options_of_the_other_demo_are_refused(words: tuple[str, ...], said: str) -> None:
-    result = run("dev", "demo", *words)
-    assert result.exit_code == 2
-    assert said in result.stderr

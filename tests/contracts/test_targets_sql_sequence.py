@@ -120,18 +120,6 @@ def test_a_row_that_is_neither_written_nor_older_stops_the_table(postgres_sql: B
     assert bed.living() == [row(1)]
 
 
-def test_a_ledger_made_before_horizons_gets_them(sql: Bed) -> None:
-    table = held(sql)
-    table.apply(sql.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(1, 1))
-    execute(sql, "ALTER TABLE [] DROP COLUMN horizon, DROP COLUMN table_identity")
-    again = sql.reopen().open_table(SHAPE, pipeline="shop")
-    assert isinstance(again, SequencedTable)
-    assert again.claim().progress == progress(2, 1)
-    assert again.horizon() is None
-    assert again.collect(10) == Collected(10, 1, 0, None)
-    assert again.horizon() == 10
-
-
 SPELT: dict[str, str] = {
     "postgres": """CREATE TABLE {} ("ID" bigint PRIMARY KEY, name text, amount integer)""",
     "mysql": "CREATE TABLE {} (`ID` bigint PRIMARY KEY, name varchar(64), amount int)",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from examples.first_load.mariadb import MariaDb
 from tests.connect_server import Connect
-from tidesink.dev.mariadb import MariaDb
 
 # What a server needs so that a connector can follow it.
 BINARY_LOG = ("log-bin=binlog", "binlog-format=ROW", "binlog-row-image=FULL", "server-id=1")

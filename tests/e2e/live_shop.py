@@ -20,9 +20,9 @@ import psycopg
 import pymysql
 import sqlalchemy as sa
 
+from examples.first_load.mariadb import MariaDb
 from tests.e2e.live_source import changing
 from tests.postgres_database import admin_dsn, plain_session
-from tidesink.dev.mariadb import MariaDb
 from tidesink.sinks.targets.sql.location import Endpoint
 
 SCHEMA: Final = "live"

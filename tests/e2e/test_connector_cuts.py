@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from examples.first_load.mariadb import missing_programs, running_mariadb
 from tests.absent import without_server
 from tests.connect_server import Connect, connect_server
 from tests.e2e.debezium_mariadb import BINARY_LOG, mariadb_connector
@@ -33,7 +34,6 @@ from tests.postgres_database import own_postgres
 from tests.servers import create_topics
 from tidesink.cli.main import app
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.dev.mariadb import missing_programs, running_mariadb
 from tidesink.sinks.targets.sql.location import Endpoint
 
 if TYPE_CHECKING:

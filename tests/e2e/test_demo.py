@@ -1,4 +1,7 @@
-"""``tidesink dev demo`` from end to end, and what Ctrl-C leaves of it: nothing that runs, nothing broken."""
+"""``tidesink dev demo`` and the example of a first load, from end to end, and what Ctrl-C leaves of them.
+
+Nothing may still run, and nothing may be broken.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from tidesink.events import TableId
 # Some of these are three demos one after the other.
 pytestmark = [pytest.mark.servers, pytest.mark.spark, pytest.mark.timeout(2400)]
 
-_TIDESINK: Final = [sys.executable, "-c", "from tidesink.cli.main import run; run()"]
+_ROOT: Final = Path(__file__).parents[2]
+_TIDESINK: Final = (sys.executable, "-c", "from tidesink.cli.main import run; run()")
+_DEMO: Final = (*_TIDESINK, "dev", "demo")
+_FIRST_LOAD: Final = (sys.executable, "-m", "examples.first_load")
 _TABLES: Final = {"customers": 10, "products": 8, "orders": 7, "order_items": 5, "every_type": 42}
 _SECONDS: Final = 600
 _STOP_SECONDS: Final = 300
@@ -34,11 +40,11 @@ _GONE_SECONDS: Final = 10
 
 
 @contextmanager
-def _demo(directory: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def _demo(directory: Path, *more: str, program: tuple[str, ...] = _DEMO) -> Iterator[subprocess.Popen[bytes]]:
     """A demo in a session of its own, as a terminal gives one; killed at the end if it is still there."""
-    command = [*_TIDESINK, "dev", "demo", "--dir", str(directory), *more]
+    command = [*program, "--dir", str(directory), *more]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd=_ROOT
     )
     try:
         yield process
@@ -86,8 +92,8 @@ def _assert_nothing_left(session: int, directory: Path) -> None:
     assert left == {}
 
 
-def _run_demo(directory: Path, *more: str) -> dict[str, Any]:
-    with _demo(directory, "-o", "json", *more) as process:
+def _run_demo(directory: Path, *more: str, program: tuple[str, ...] = _DEMO) -> dict[str, Any]:
+    with _demo(directory, "-o", "json", *more, program=program) as process:
         output, errors = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0, errors.decode()[-4_000:] + output.decode()
         # Every line is ours: nothing of Spark's.
@@ -134,7 +140,7 @@ def test_every_value_of_canal_json_is_right(tmp_path: Path) -> None:
 @FULL
 def test_a_first_load_from_a_database_is_equal_and_an_altered_row_is_found(tmp_path: Path) -> None:
     wanted = ("--rows", "2000", "--events", "300", "--batch-records", "500")
-    answer = _run_demo(tmp_path, "--snapshot", *wanted)
+    answer = _run_demo(tmp_path, *wanted, program=_FIRST_LOAD)
     assert answer["right"] is True
     assert answer["rows"] > 2000
     assert answer["events"] >= 300
@@ -144,7 +150,7 @@ def test_a_first_load_from_a_database_is_equal_and_an_altered_row_is_found(tmp_p
     # The worker's lake is what it was before somebody altered it, but for that row.
     (only,) = (one for found in answer["altered"] for one in found["differences"])
     assert (only["kind"], only["key"], only["columns"]) == ("different", {"id": "17"}, ["total"])
-    assert not (tmp_path / "snapshot-demo" / "mariadb").exists()
+    assert not (tmp_path / "first-load" / "mariadb").exists()
 
 
 def _assert_a_wrong_value_is_seen(directory: Path) -> None:
@@ -207,9 +213,7 @@ def test_two_demos_in_one_place_are_told_apart(tmp_path: Path) -> None:
     with _demo(tmp_path, "--events", "200") as process:
         assert process.stderr is not None
         _wait_for_line(process.stderr, "jars: ")
-        second = subprocess.run(
-            [*_TIDESINK, "dev", "demo", "--dir", str(tmp_path)], capture_output=True, text=True, check=False
-        )
+        second = subprocess.run([*_DEMO, "--dir", str(tmp_path)], capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert "Another demo runs in" in second.stderr
         os.killpg(process.pid, signal.SIGINT)

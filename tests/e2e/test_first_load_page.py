@@ -14,13 +14,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from examples.first_load.mariadb import MariaDb, running_mariadb
+from examples.first_load.shop import UNTOUCHED, LiveShop
 from tests.e2e.replay import Servers
 from tests.full import FULL
 from tests.sessions import SMALL_SPARK
 from tests.unit.test_first_load_page import snippets
 from tidesink.cli.main import app
-from tidesink.dev.live_shop import UNTOUCHED, LiveShop
-from tidesink.dev.mariadb import MariaDb, running_mariadb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,6 +19,7 @@ import psycopg
 import pymysql
 import pytest
 
+from examples.first_load.mariadb import missing_programs, running_mariadb
 from tests.absent import without_server
 from tests.connect_server import Connect, connect_server
 from tests.duckdb_readers import by_duckdb
@@ -48,7 +49,6 @@ from tests.full import FULL
 from tests.postgres_database import own_postgres
 from tests.servers import create_topics, local_stack
 from tests.sessions import SMALL_SPARK
-from tidesink.dev.mariadb import missing_programs, running_mariadb
 from tidesink.dev.stack import DevStack
 from tidesink.sinks.targets.sql.location import Endpoint
 

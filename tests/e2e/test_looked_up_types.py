@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from examples.first_load.mariadb import running_mariadb
 from tests.e2e.live_source import (
     COLUMNS,
     LiveTable,
@@ -24,7 +25,6 @@ from tests.e2e.replay import Servers
 from tests.full import quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.dev.mariadb import running_mariadb
 from tidesink.events import ColumnType
 from tidesink.sinks.worker.run import run
 

@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
+from examples.first_load.mariadb import running_mariadb
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of, steps_of_a_part
 from tests.e2e.live_source import (
@@ -31,7 +32,6 @@ from tests.e2e.replay import Servers
 from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.dev.mariadb import running_mariadb
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from typer.testing import CliRunner
 
+from examples.first_load.mariadb import missing_programs, running_mariadb
 from tests.absent import without_server
 from tests.connect_server import connect_server
 from tests.e2e.debezium_mariadb import BINARY_LOG, mariadb_connector
@@ -23,7 +24,6 @@ from tests.full import FULL
 from tests.servers import create_topics
 from tidesink.cli.main import app
 from tidesink.config import load_config
-from tidesink.dev.mariadb import missing_programs, running_mariadb
 from tidesink.events import TableId
 from tidesink.sinks.worker.run import run
 from tidesink.sinks.worker.source_ddl import SETTLED_SECONDS

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
+from examples.first_load.mariadb import missing_programs, running_mariadb
 from tests.absent import without_server
 from tidesink.config.source import DatabaseSettings
-from tidesink.dev.mariadb import missing_programs, running_mariadb
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected, key_ranges

@@ -22,6 +22,7 @@ import pymysql
 import pytest
 from confluent_kafka import Producer
 
+from examples.first_load.mariadb import MariaDb, missing_programs, running_mariadb
 from tests.absent import without_server
 from tests.e2e.diffing import tables_of_diff
 from tests.e2e.killing import finish, start_worker
@@ -40,7 +41,6 @@ from tests.e2e.replay import (
 from tests.full import FULL
 from tests.golden.vectors import unbase64
 from tests.servers import create_topics, local_stack
-from tidesink.dev.mariadb import MariaDb, missing_programs, running_mariadb
 from tidesink.dev.stack import DevStack
 
 if TYPE_CHECKING:

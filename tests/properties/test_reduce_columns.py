@@ -288,7 +288,7 @@ def test_equal_floats_are_one_key_in_reduce_replay_and_target(kind: str, one: fl
     assert hashes[0].tolist() == hashes[1].tolist()
     (changes,) = tables_of([second])
     assert changes_of_keys(changes, hashes[0], ("id",), convert=rows.key_values).tolist() == [True]
-    # A file of a lake has what an earlier version wrote.
+    # A file of a lake has what another program wrote.
     stored, keys = (pa.table({"id": pa.array([value, 7.0])}) for value in (other, one))
     assert matched(stored, keys).tolist() == [0, 1]
     (changes,) = tables_of([change(Op.INSERT, other, 0)])

@@ -172,7 +172,7 @@ def test_a_log_that_was_cut_and_grew_is_an_error_also_after_a_restart() -> None:
     third = again.latestOffset()
     with pytest.raises(SourceError, match=r"cut at offset 120 .* No record was read"):
         again.partitions(second, third)
-    # A checkpoint of an earlier version has no such record, and one from before the cut is right.
+    # The first offset of a stream has no such record, and one from before the cut is right.
     plain = {**_offset(150), "partitions": {"0": 150}}
     assert _ranges(again, plain, third) == [(0, 150, 160)]
     assert _ranges(again, first, third) == [(0, 100, 160)]

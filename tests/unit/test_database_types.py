@@ -161,8 +161,7 @@ def _applied(store: SqlStateStore, batch: int) -> None:
 
 
 def test_the_types_of_a_table_that_has_batches_stay(tmp_path: Path) -> None:
-    """An earlier version applied them, or there was no database then; a column that comes later is another
-    matter."""
+    """There was no database when they were applied; a column that comes later is another matter."""
     store, database = _store(tmp_path), _Database(a="decimal(10,2)", b="decimal(5,1)")
     assert _spark(_decoding(store, WORD, None)) == {"a": "string"}
     _applied(store, 3)

@@ -27,7 +27,7 @@ REFUSED_NAMES: Final = {
     "misc",
     "manager",
 }
-ROOMS: Final = ("tidesink", "tests", "benchmarks", "scripts")
+ROOMS: Final = ("tidesink", "tests", "benchmarks", "examples", "scripts")
 
 FILES: Final = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 PACKAGE_FILES: Final = [path for path in FILES if path.is_relative_to(ROOT / "tidesink")]

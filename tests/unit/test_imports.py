@@ -112,7 +112,7 @@ def test_the_floors_are_climbed_at_all() -> None:
     assert {("codecs", "typemap"), ("dev", "sinks")} <= down
 
 
-# The rooms of ``sinks``, from the ground up. ``session`` is an old name for ``spark.session``.
+# The rooms of ``sinks``, from the ground up.
 SINKS: Final = (
     "state",
     "kafka",
@@ -123,7 +123,6 @@ SINKS: Final = (
     "schema_sources",
     "worker",
     "diff",
-    "session",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -38,7 +39,7 @@ from tidesink.sinks.batch.observers import Heartbeat, Listeners
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
-from tidesink.sinks.state.failures import Failures, failure_in
+from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import RewindControl, change_control
@@ -231,12 +232,13 @@ def test_a_failing_table_says_what_comes_next(tmp_path: Path, *, ends: bool) -> 
 
 def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> None:
     Heartbeat(shop.store, "shop").beat()
-    status = TableStatus("shop", ORDERS, "FAILING", error="TargetError: no rights", details={"lag": 4})
-    shop.store.save_status(status)
+    error = "TargetError: no rights"
+    details = {"lag": 4, **Failure(error, time.time()).as_details()}
+    shop.store.save_status(TableStatus("shop", ORDERS, "FAILING", error=error, details=details))
     shown = shop.asked()
     assert f"then run `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
     assert ", or restart the worker if you changed the config, which a worker reads only when" in shown.stdout
-    assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
+    assert (shown.exit_code, shop.json()["tables"][0]["failure"]["next_try"]) == (3, None)
 
 
 @pytest.mark.parametrize(

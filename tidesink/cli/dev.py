@@ -10,16 +10,15 @@ import dataclasses
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from tidesink.cli import terminal
-from tidesink.cli.diff import diff_json, show_diffs
 from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options
 from tidesink.cli.status import COUNTS, counts_row, named_table
 from tidesink.cli.terminal import (
@@ -39,15 +38,12 @@ from tidesink.dev.stack import (
     DevStack,
     running_stack,
 )
-from tidesink.errors import ConfigError
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
 
 if TYPE_CHECKING:
-    from tidesink.dev.demo import DemoOptions, DemoResult
+    from tidesink.dev.demo import DemoResult
     from tidesink.dev.lake_check import TableCheck
-    from tidesink.dev.snapshot_demo import SnapshotDemoOptions, SnapshotDemoResult
-    from tidesink.dev.workload import Say
     from tidesink.sinks.batch.observers import TableReport
 
 
@@ -165,42 +161,14 @@ def workload(
     )
 
 
-R = TypeVar("R")
-_EVENTS: Final = {False: 20_000, True: 3_000}
-_BATCH_RECORDS: Final = {False: 4_000, True: 10_000}
-_ROWS: Final = 40_000
-
-
 @app.command()
 @guarded
 def demo(
     *,
-    snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Show a first load from a database, changes, and a diff.")
-    ] = False,
-    events: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 (more if "
-            "the load takes longer).",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            min=100, help="With --snapshot: number of orders before the load; the default is 40,000."
-        ),
-    ] = None,
-    protocol: Annotated[
-        Protocol | None,
-        typer.Option(help="The codec; the default is flat-avro, or canal-json with --snapshot."),
-    ] = None,
+    events: Annotated[int, typer.Option(min=1, help="Approximate number of row events.")] = 20_000,
+    protocol: Annotated[Protocol, typer.Option(help="The codec.")] = Protocol.FLAT_AVRO,
     seed: Annotated[int, typer.Option(help="The same seed makes the same changes.")] = 1,
-    batch_records: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most records of a batch; the default is 4,000, or 10,000 with --snapshot."),
-    ] = None,
+    batch_records: Annotated[int, typer.Option(min=1, help="Most records of a batch.")] = 4_000,
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -209,71 +177,25 @@ def demo(
     The demo starts a broker and a registry, writes a workload, runs the worker until the topics are drained,
     and checks every column of every row. The exit code is 1 if a value is wrong. The servers are stopped at
     the end.
-
-    With --snapshot the demo starts a broker and a MariaDB server, which must be installed. The database's
-    rows are not in Kafka. The worker loads these rows while they change, and `tidesink diff` compares the
-    database with the lake. Then the demo alters a row in the lake, and `tidesink diff` must find it; the exit
-    code is 1 if it does not.
     """
-    from tidesink.dev.demo import DemoOptions
-    from tidesink.dev.snapshot_demo import SnapshotDemoOptions
+    from tidesink.dev.demo import DemoOptions, run_demo
 
     # Closing the terminal ends the demo like Ctrl-C: no broker may be left running.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
-    if rows is not None and not snapshot:
-        raise ConfigError("This option needs --snapshot. Add --snapshot, or remove --rows.", key="--rows")
-    if snapshot and protocol is Protocol.FLAT_AVRO:
-        raise ConfigError(
-            "The demo with --snapshot only supports canal-json. Remove --protocol.", key="--protocol"
-        )
     started = time.monotonic()
 
     def say(text: str) -> None:
         note(f"{time.monotonic() - started:6.1f} s  {text}")
 
-    records = batch_records or _BATCH_RECORDS[snapshot]
-    wanted = events or _EVENTS[snapshot]
-    if snapshot:
-        right = _shown_snapshot_demo(
-            SnapshotDemoOptions(directory, rows or _ROWS, wanted, seed, records), say, output
-        )
-    else:
-        shown = protocol or Protocol.FLAT_AVRO
-        right = _shown_demo(DemoOptions(directory, shown.value, wanted, seed, records), say, output)
-    if not right:
-        raise typer.Exit(terminal.FAILED)
-
-
-def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo and print its result. Returns True if every value in the lake is right."""
-    from tidesink.dev.demo import run_demo
-
-    result = run_demo(options, say, listener=_progress(say))
-    _put(output, result, demo_json, _show)
-    return result.right
-
-
-def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo with --snapshot and print its result.
-
-    Returns True if the first comparison found no difference, and the second one the altered row.
-    """
-    from tidesink.dev.snapshot_demo import run_snapshot_demo
-
-    result = run_snapshot_demo(options, say, listener=_progress(say))
-    _put(output, result, snapshot_demo_json, _show_snapshot)
-    return result.right
-
-
-def _put(output: OutputFormat, result: R, as_json: Callable[[R], Any], show: Callable[[R], None]) -> None:
+    options = DemoOptions(directory, protocol.value, events, seed, batch_records)
+    listener = ProgressLines(lambda text: say(f"worker: {text}"), brokers="here")
+    result = run_demo(options, say, listener=listener)
     if output is OutputFormat.JSON:
-        write_json(as_json(result))
+        write_json(demo_json(result))
     else:
-        show(result)
-
-
-def _progress(say: Say) -> ProgressLines:
-    return ProgressLines(lambda text: say(f"worker: {text}"), brokers="here")
+        _show(result)
+    if not result.right:
+        raise typer.Exit(terminal.FAILED)
 
 
 @app.command()
@@ -291,41 +213,6 @@ def jars(output: Output = OutputFormat.TEXT) -> None:
         write_json({"directory": str(jar_directory()), "jars": names, "classes": archive})
     else:
         typer.echo(f"{len(files)} jars in {jar_directory()}")
-
-
-def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
-    """Return the result of the demo with --snapshot as JSON."""
-    return {
-        "right": result.right,
-        "rows": result.rows,
-        "events": result.events,
-        "equal": [diff_json(diff) for diff in result.equal],
-        "altered": [diff_json(diff) for diff in result.altered],
-        "error": result.run.error,
-        "seconds": result.seconds,
-        "config": str(result.config),
-        "lake": str(result.lake),
-    }
-
-
-def _show_snapshot(result: SnapshotDemoResult) -> None:
-    typer.echo("\nComparison of the source and the lake while both changed")
-    show_diffs(result.equal)
-    typer.echo("\nComparison after one row was altered in the lake")
-    show_diffs(result.altered)
-    for report in result.run.tables:
-        if report.error:
-            typer.echo(f"{report.table} is {report.state}: {report.error}")
-    took = _took(result.seconds)
-    if result.right:
-        typer.echo(
-            f"\nRight: after {result.rows:,} rows of the database and {result.events:,} row events of Kafka, "
-            f"the lake\nequals the source, and the altered row was found.\n({took})"
-        )
-    else:
-        typer.echo(f"\nNOT right: see above. ({took})")
-    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database was removed. To show its tables:")
-    typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 
 def _took(seconds: Mapping[str, float]) -> str:

@@ -698,9 +698,6 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
         remarks += [paused_line(entry, works=works)]
     elif failure is not None:
         remarks += failure_lines(failure, entry.table, works=works, error=entry.error is None)
-    elif entry.state == "FAILING":
-        # A status that an earlier version stored.
-        remarks += [next_line(entry.table, works=works)]
     remarks += [line] if (line := lag_line(lag_of(entry))) else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)

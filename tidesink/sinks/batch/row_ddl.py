@@ -118,9 +118,10 @@ def is_decided(ddl: RowDdl, progress: Progress, topic: str) -> bool:
     """Returns True if the statement was known when an earlier batch was applied. It is not decided again,
     because the target's rows may be later than the statement.
 
-    Earlier versions of tidesink, which did not apply this DDL, stored no ``Progress.decided``. Without it,
-    the result is True if the table has applied changes after the statement's commit time. For a statement
-    without a commit time, it is True if the table was applied beyond the statement's record.
+    A table has no ``Progress.decided`` if it is new, or if no DDL was decided for it so far, for example in
+    ``mode: append``. Without it, the result is True if the table has applied changes after the statement's
+    commit time. For a statement without a commit time, and for a new table, it is True if the table is read
+    from a later offset than the statement's.
     """
     if progress.decided is not None:
         return ddl.moment is not None and ddl.moment <= progress.decided

@@ -187,12 +187,7 @@ class Policies:
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
         """Returns a person's decision on a schema change, or None if no person has decided."""
-        policy = self.accepted.get(change.digest)
-        if policy is None and self.accepted.get(change._replace(at="").digest) == "ignore":
-            # This decision was stored by a version without ``at``, so it may be about an earlier drop of the
-            # column. Ignoring the change loses no data, but applying it might.
-            return "ignore"
-        return policy
+        return self.accepted.get(change.digest)
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """Returns the change as one that waits for a person, with the decisions that the person can choose.

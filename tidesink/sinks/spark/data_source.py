@@ -696,7 +696,7 @@ class ChangeStreamReader(DataSourceStreamReader):
 
     They have the form ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}, "last": {"0":
     record}}``. ``last`` has the offset and the leader epoch of the last record of each partition, which show
-    whether the log was cut later (``kafka.leader_epochs``). Checkpoints of earlier versions have no ``last``.
+    whether the log was cut later (``kafka.leader_epochs``). The first offset of a stream has no ``last``.
 
     Spark stores the result of ``latestOffset`` in the checkpoint before it requests the ranges of the batch.
     The next batch begins there, even if the offsets are lower than before. So the reader never returns an end

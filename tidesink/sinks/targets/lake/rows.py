@@ -398,7 +398,7 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
     row_codes, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
     distinct = of[:1]
     for name in keys.column_names:
-        # Files of earlier versions may contain -0.0, or another NaN.
+        # Files of other writers may contain -0.0, or another NaN.
         stored, wanted = canonical_floats(rows[name]), canonical_floats(keys[name])
         values = pc.unique(wanted)
         theirs, own = codes(stored, values), codes(wanted, values)

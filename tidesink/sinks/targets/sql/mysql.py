@@ -36,13 +36,13 @@ from tidesink.sinks.targets.sql.mysql_merge import (
     check_kept,
     check_keys,
     code_of,
+    create_ledger,
     default_of_key,
     error_of,
     fault_of,
     is_computed,
     merged,
     only_unique,
-    prepare_ledger,
 )
 from tidesink.sinks.targets.sql.rights import mysql_grants
 from tidesink.sinks.targets.sql.target import (
@@ -348,7 +348,8 @@ class MysqlTables:
         if place.shard:
             ledgers.append((place.shards, SHARDS_COLUMNS))
         for location, columns in ledgers:
-            prepare_ledger(cursor, location, self._names(cursor, location), columns, self.server.collation)
+            if not self._names(cursor, location):
+                create_ledger(cursor, location, columns, self.server.collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the table's column types by name, without display widths; empty if the table does not exist.

@@ -400,7 +400,6 @@ def default_of_key(found: str) -> str:
     return " DEFAULT '1970-01-01 00:00:01'" if found.startswith("timestamp") else ""
 
 
-_ADDED_BY_ANOTHER: Final = "1060"
 _AFTER_THE_KEY: Final = MappingProxyType(
     {
         "source_table": "longtext NOT NULL",
@@ -430,38 +429,14 @@ SHARDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def prepare_ledger(
-    cursor: Any, location: str, present: Mapping[str, str], columns: Mapping[str, str], collation: str
-) -> None:
-    """Create a ledger table, or add the nullable columns that a ledger created by an earlier version lacks.
-
-    ``location``: the ledger's quoted name.
-    ``present``: its current columns; empty if it does not exist.
-    ``columns``: the columns and types that it should have.
-    """
-    if not present:
-        spelt = ", ".join(f"{name} {column_type}" for name, column_type in columns.items())
-        keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
-        cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {location} ({spelt}, PRIMARY KEY ({keys})) "
-            f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
-        )
-        return
-    for name, column_type in columns.items():
-        if name not in present and "NOT NULL" not in column_type:
-            _add(cursor, f"ALTER TABLE {location} ADD COLUMN {name} {column_type}")
-
-
-def _add(cursor: Any, statement: str) -> None:
-    """Run an ADD COLUMN statement. Ignores the error if another worker has just added the column.
-
-    MySQL's ADD COLUMN has no IF NOT EXISTS.
-    """
-    try:
-        cursor.execute(statement)
-    except cursor.connection.Error as exc:
-        if code_of(exc) != _ADDED_BY_ANOTHER:
-            raise
+def create_ledger(cursor: Any, location: str, columns: Mapping[str, str], collation: str) -> None:
+    """Create a ledger table. ``location``: its quoted name. ``columns``: types by name."""
+    spelt = ", ".join(f"{name} {column_type}" for name, column_type in columns.items())
+    keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
+    cursor.execute(
+        f"CREATE TABLE IF NOT EXISTS {location} ({spelt}, PRIMARY KEY ({keys})) "
+        f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
+    )
 
 
 # Error numbers for a lost connection (4031: idle too long), a failed one, or a server that is shutting down.

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -66,17 +65,12 @@ _SESSION: Final = (
     "SET TIME ZONE 'UTC'; SET datestyle TO 'ISO, YMD'; SET standard_conforming_strings TO on; "
     f"SET extra_float_digits TO 1; SET lock_timeout TO '{LOCK_SECONDS}s'"
 )
-# Nullable columns of the ledger. A ledger that an earlier version created may lack them; they are then added.
-_OPTIONAL: Final = MappingProxyType(
-    {"progress": "text", "result": "text", "horizon": "bigint", "table_identity": "text"}
-)
-_SHARDS_OPTIONAL: Final = MappingProxyType({**_OPTIONAL, "known_columns": "text"})
 _LEDGER: Final = (
     "CREATE TABLE IF NOT EXISTS {} (table_name text PRIMARY KEY, source_table text NOT NULL, "
     "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, "
     "key_columns text NOT NULL, commits bigint NOT NULL, "
-    + "".join(f"{name} {found}, " for name, found in _OPTIONAL.items())
-    + "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+    "progress text, result text, horizon bigint, table_identity text, "
+    "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
 )
 _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
@@ -330,22 +324,14 @@ class PostgresTables:
         if no_schema:
             cursor.execute(_ONE_MAKER)
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        self._prepare_ledger(cursor, replace(place, name=LEDGER), _LEDGER, _OPTIONAL)
+        self._create_ledger(cursor, replace(place, name=LEDGER), _LEDGER)
         if place.shard:
-            self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
+            self._create_ledger(cursor, replace(place, name=SHARDS), _SHARDS)
 
-    def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
-        """Create a ledger table, or add the columns that a ledger created by an earlier version lacks."""
-        present = self.present(cursor, ledger)
-        missing = [
-            f"ADD COLUMN IF NOT EXISTS {n} {column_type}"
-            for n, column_type in optional.items()
-            if n not in present
-        ]
-        if missing:
+    def _create_ledger(self, cursor: Any, ledger: Place, create: str) -> None:
+        if not self.present(cursor, ledger):
             cursor.execute(_ONE_MAKER)
-            way = f"ALTER TABLE {ledger.location} {', '.join(missing)}"
-            cursor.execute(way if present else create.format(ledger.location))
+            cursor.execute(create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the table's column types by name; empty if the table does not exist.

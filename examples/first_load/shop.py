@@ -15,10 +15,10 @@ from decimal import Decimal
 from random import Random
 from typing import Any, Final
 
+from examples.first_load.mariadb import MariaDb
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.dev.mariadb import MariaDb
 from tidesink.dev.workload import OutgoingRecord, RecordEncoder, RecordSender, create_topics
 from tidesink.events import ChangeEvent, Op, Position, TableId, TableSchema
 from tidesink.schema_registry.naming import TopicRule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.dev.mariadb import running_mariadb
+from examples.first_load.mariadb import running_mariadb
 from tidesink.errors import DevStackError
 
 

@@ -1,4 +1,4 @@
-"""``tidesink dev demo --snapshot``: loads a database with many rows into a lake while the rows change.
+"""Loads a database with many rows into a lake while the rows change.
 
 A worker reads the rows from the database and their changes from Kafka at the same time. Then the demo
 compares the database with the lake, alters one row in the lake, and compares again. It succeeds if the first
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from examples.first_load.mariadb import MariaDb
+from examples.first_load.shop import CODEC, CUSTOMERS, ORDERS, TOPICS, UNTOUCHED, LiveShop
 from tidesink.config import Config, load_config
 from tidesink.dev.demo import SPARK_CONF, Steps, only_demo, undisturbed
-from tidesink.dev.live_shop import CODEC, CUSTOMERS, ORDERS, TOPICS, UNTOUCHED, LiveShop
-from tidesink.dev.mariadb import MariaDb
 from tidesink.dev.stack import Broker, ServiceGroup, free_ports
 from tidesink.dev.workload import Say
 from tidesink.errors import DevStackError
@@ -48,8 +48,8 @@ _DATABASE: Final = ("innodb-buffer-pool-size=64M", "innodb-flush-log-at-trx-comm
 
 
 @dataclass(frozen=True)
-class SnapshotDemoOptions:
-    """Size of the demo, which only uses the folder ``directory / "snapshot-demo"``.
+class DemoOptions:
+    """Size of the demo, which only uses the folder ``directory / "first-load"``.
 
     ``rows``: number of orders that exist before the worker starts. ``events``: minimum number of row events
     that are written while the worker runs. ``batch_records``: maximum number of records in one batch, and of
@@ -64,7 +64,7 @@ class SnapshotDemoOptions:
 
 
 @dataclass(frozen=True)
-class SnapshotDemoResult:
+class DemoResult:
     """Results of the demo.
 
     ``rows``: number of rows in the database at the start. ``events``: number of row events that were sent.
@@ -99,9 +99,7 @@ def _differs(diff: TableDiff) -> bool:
     return bool(diff.refused or diff.differs or diff.unsettled)
 
 
-def run_snapshot_demo(
-    options: SnapshotDemoOptions, say: Say, *, listener: Listener | None = None
-) -> SnapshotDemoResult:
+def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None) -> DemoResult:
     """Runs the demo once. Its services are stopped at the end, even after an error.
 
     ``listener``: receives the worker's events, except those of batches.
@@ -114,7 +112,7 @@ def run_snapshot_demo(
     """
     options.directory.mkdir(parents=True, exist_ok=True)
     with only_demo(options.directory):
-        directory = (options.directory / "snapshot-demo").resolve()
+        directory = (options.directory / "first-load").resolve()
         kafka, controller, database = free_ports(3)
         broker, server = Broker(directory, kafka, controller), MariaDb(directory, database, _DATABASE)
         group = ServiceGroup(directory, (server, broker))
@@ -146,14 +144,14 @@ def _without_batches(listener: Listener | None) -> tuple[Listener, ...]:
 
 @dataclass(frozen=True)
 class _Demo:
-    options: SnapshotDemoOptions
+    options: DemoOptions
     directory: Path
     broker: Broker
     server: MariaDb
     steps: Steps
     listeners: tuple[Listener, ...]
 
-    def run(self, group: ServiceGroup) -> SnapshotDemoResult:
+    def run(self, group: ServiceGroup) -> DemoResult:
         with self.steps.step("jars", "Spark's connectors"):
             spark_connector_jars(progress=self.steps.say)
         with self.steps.step("stack", "starting a broker and a MariaDB on this machine"):
@@ -171,7 +169,7 @@ class _Demo:
             with self.steps.step("drain", "the worker applies the remaining changes and ends"):
                 report = _drained(config, self.listeners)
             altered = self._altered(config, spark)
-            return SnapshotDemoResult(
+            return DemoResult(
                 rows, shop.changes, report, equal, altered, self.steps.seconds, path, self.directory / "lake"
             )
 
@@ -243,7 +241,7 @@ class _Demo:
     def _write_config(self) -> Path:
         """Writes the demo's config, and returns its path."""
         config = {
-            "pipeline": "snapshot-demo",
+            "pipeline": "first-load",
             "source": {
                 "brokers": self.broker.address,
                 "protocol": "canal-json",
@@ -280,7 +278,7 @@ def _session(config: Config) -> Iterator[SparkSession]:
     from tidesink.sinks.spark.session import build_session, stop_session
 
     session = build_session(
-        app_name="tidesink snapshot-demo",
+        app_name="tidesink first-load",
         master=config.spark.master,
         conf=config.spark.conf_values(),
         targets=[config.target.type],
