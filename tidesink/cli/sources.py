@@ -48,11 +48,12 @@ from tidesink.config.models import stated_keys, topic_tables
 from tidesink.config.source import known_time_zone
 from tidesink.consumer import message_of
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import ConfigError
+from tidesink.errors import BrokerUnavailableError, ConfigError
 from tidesink.events import Message, TableId
-from tidesink.kafka_client import SILENT, no_answer, open_client
+from tidesink.kafka_client import SILENT, OpenClient, no_answer, open_client
 from tidesink.schema_registry import GlueSchemas, MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.base import SchemaSource
+from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -486,6 +487,7 @@ _SECONDS = 6.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 500
 _HELD = 20_000  # records of one partition in memory before the consumer pauses the partition
+_LIMITS: Final = ReadLimits()
 
 
 class Start(NamedTuple):
@@ -524,34 +526,47 @@ def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_topic(
-    properties: Mapping[str, str], topic: str, *, start: Start, limit: int | None = None
+    properties: Mapping[str, str],
+    topic: str,
+    *,
+    start: Start,
+    limit: int | None = None,
+    limits: ReadLimits = _LIMITS,
+    open_client: OpenClient = open_client,
 ) -> Iterator[Message]:
     """Yield the records of a topic from ``start`` to its present end, at most ``limit`` of them.
 
     The records of all partitions are merged by timestamp, so that a DDL event (which TiCDC writes to
     partition 0) comes before the rows that need it. From ``latest``, records are returned as they
-    arrive, until ``limit`` is reached; without ``limit``, reading never ends.
+    arrive, until ``limit`` is reached; without ``limit``, reading never ends. ``limits``: how long a
+    partition may be silent. ``open_client`` opens the Kafka consumer.
 
     Raises:
         ConfigError: the topic does not exist.
+        SourceError: the broker refuses the request, or lost records.
         SourceUnavailableError: the broker does not answer.
     """
-    with _reading(properties) as consumer:
-        ends = _assign(consumer, topic, start)
-        messages = _following(consumer) if start.kind == "latest" else _Merge(consumer, topic, ends).records()
+    with _reading(properties, open_client) as opened:
+        reader = RangeReader(opened, topic, _ranges(opened.consumer, topic, start), limits)
+        messages = _following(reader) if start.kind == "latest" else _Merge(reader).records()
         yield from islice(messages, limit)
 
 
 @contextmanager
-def _reading(properties: Mapping[str, str]) -> Iterator[Consumer]:
+def _reading(
+    properties: Mapping[str, str], open_client: OpenClient = open_client
+) -> Iterator[AssignedConsumer]:
     """Open a consumer that commits no offsets. Kafka's errors become SourceUnavailableError."""
-    own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
-    consumer = open_client(Consumer, properties, own, logger=SILENT)
-    with closing(consumer):
+    brokers = properties["bootstrap.servers"]
+    own = {"group.id": "tidesink-cli", "auto.offset.reset": "earliest"}
+    opened = AssignedConsumer(properties, own, open_client=open_client)
+    with closing(opened):
         try:
-            yield consumer
+            yield opened
         except KafkaException as error:
-            raise no_answer(properties["bootstrap.servers"], error) from error
+            raise no_answer(brokers, error) from error
+        except BrokerUnavailableError as error:
+            raise error.with_context(brokers=brokers) from None
 
 
 def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = False) -> Iterator[Message]:
@@ -561,17 +576,15 @@ def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = F
         ConfigError: the topic does not exist.
         SourceUnavailableError: the broker does not answer.
     """
-    with _reading(properties) as consumer:
-        bounds: dict[int, int] = {}
-        assigned = []
-        for number in _partitions(consumer, topic):
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
-            begin = max(low, high - most) if ends else low
-            if begin < high:
-                bounds[number] = high if ends else min(high, low + most)
-                assigned.append(TopicPartition(topic, number, begin))
-        consumer.assign(assigned)
-        yield from _Merge(consumer, topic, bounds).records()
+    with _reading(properties) as opened:
+        ranges: dict[int, Bounds] = {}
+        for number in _partitions(opened.consumer, topic):
+            partition = TopicPartition(topic, number)
+            low, high = opened.consumer.get_watermark_offsets(partition, timeout=_SECONDS)
+            ranges[number] = (
+                Bounds(max(low, high - most), high) if ends else Bounds(low, min(high, low + most))
+            )
+        yield from _Merge(RangeReader(opened, topic, ranges)).records()
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
@@ -581,13 +594,12 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
     return sorted(metadata.partitions)
 
 
-def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
-    """Assign the topic's partitions to the consumer, to read them from ``start`` on.
+def _ranges(consumer: Consumer, topic: str, start: Start) -> dict[int, Bounds]:
+    """Returns the range from ``start`` to the end of each partition. From ``latest``, a range has no end.
 
-    Leaves out partitions without records after ``start``. Returns the others' end offsets.
+    Warns about records that Kafka no longer has, and about a topic without records after ``start``.
     """
-    ends: dict[int, int] = {}
-    assigned = []
+    ranges: dict[int, Bounds] = {}
     earliest: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for number in _partitions(consumer, topic):
@@ -597,14 +609,12 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
             earliest[number] = low
         begin = _begin(consumer, TopicPartition(topic, number), start, (low, high))
         if start.kind == "latest" or begin < high:
-            ends[number] = high
-            assigned.append(TopicPartition(topic, number, begin))
-    consumer.assign(assigned)
+            ranges[number] = Bounds(begin, None if start.kind == "latest" else high)
     if earliest:
         warn(gone_before(start, earliest))
-    if not ends:
+    if not ranges:
         warn(nothing_from(start, lasts))
-    return ends
+    return ranges
 
 
 def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
@@ -636,70 +646,35 @@ def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[i
     return max(low, start.value)
 
 
-def _following(consumer: Consumer) -> Iterator[Message]:
+def _following(reader: RangeReader) -> Iterator[Message]:
     while True:
-        for record in consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS):
-            yield message_of(_checked(record))
+        yield from map(message_of, reader.consume(_AT_ONCE, _POLL_SECONDS))
 
 
 class _Merge:
     """Merges the records of several partitions by timestamp. Each partition's records keep their order."""
 
-    def __init__(self, consumer: Consumer, topic: str, ends: dict[int, int]) -> None:
-        self._consumer = consumer
-        self._topic = topic
-        self._ends = ends
-        self._waiting: dict[int, deque[Message]] = {number: deque() for number in ends}
-        self._paused: set[int] = set()
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._waiting: dict[int, deque[Message]] = {number: deque() for number in reader.open_partitions}
 
     def records(self) -> Iterator[Message]:
         """Yield all records up to each partition's end offset."""
+        expected = self._reader.open_partitions
         while self._waiting:
-            while any(not queue and number in self._ends for number, queue in self._waiting.items()):
+            while any(not queue and number in expected for number, queue in self._waiting.items()):
                 self._fetch()
             self._waiting = {number: queue for number, queue in self._waiting.items() if queue}
             if self._waiting:
                 number = min(self._waiting, key=lambda n: (self._waiting[n][0].timestamp or 0, n))
                 yield self._waiting[number].popleft()
-                self._resume(number)
+                if not self._waiting[number]:
+                    self._reader.resume(number)
 
     def _fetch(self) -> None:
-        records = self._consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS)
-        for record in records:
-            self._take(message_of(_checked(record)))
-        if not records:
-            self._drop_ended()
-
-    def _take(self, message: Message) -> None:
-        number = message.partition
-        end = self._ends.get(number)
-        if end is None:
-            return
-        if message.offset < end:
-            self._waiting[number].append(message)
-        if message.offset + 1 >= end:
-            del self._ends[number]
-        elif len(self._waiting[number]) >= _HELD and number not in self._paused:
-            # A partition that is far ahead of the others must not fill the memory.
-            self._consumer.pause([TopicPartition(self._topic, number)])
-            self._paused.add(number)
-
-    def _resume(self, number: int) -> None:
-        if number in self._paused and not self._waiting[number]:
-            self._consumer.resume([TopicPartition(self._topic, number)])
-            self._paused.discard(number)
-
-    def _drop_ended(self) -> None:
-        """Remove the partitions that the consumer has read to the end.
-
-        The consumer's position shows this even if the last offsets hold no record (compaction, transactions).
-        """
-        for part in self._consumer.position(self._consumer.assignment()):
-            if part.offset >= self._ends.get(part.partition, part.offset + 1):
-                del self._ends[part.partition]
-
-
-def _checked(record: Any) -> Any:
-    if record.error() is not None:
-        raise KafkaException(record.error())
-    return record
+        for message in map(message_of, self._reader.consume(_AT_ONCE, _POLL_SECONDS)):
+            self._waiting[message.partition].append(message)
+        for number, queue in self._waiting.items():
+            if len(queue) >= _HELD:
+                # A partition that is far ahead of the others must not fill the memory.
+                self._reader.pause(number)

@@ -12,28 +12,36 @@ Sources: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``); 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidesink.codecs.debezium.commit_positions import binlog_position, log_position
 from tidesink.errors import SourceError
 from tidesink.kafka_client import open_client
+from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
-_QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 # librdkafka requires a group name. The group is never joined.
-_CONSUMER: Final[dict[str, Any]] = {**_QUIET, "group.id": "tidesink-checkpoints", "enable.auto.commit": False}
+_GROUP: Final = "tidesink-checkpoints"
 _READS: Final = {
-    **_CONSUMER,
+    "group.id": _GROUP,
     # With exactly.once.source.support, an offset is valid once its transaction is committed.
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
-    "enable.partition.eof": True,
 }
+# A look does not wait for a partition that does not answer. ``reason`` names the partition.
+_LIMITS: Final = ReadLimits(silence=math.inf)
 # Partition ends are read with read_uncommitted, so that they include records of open transactions.
-_ENDS: Final = {**_CONSUMER, "isolation.level": "read_uncommitted"}
+_ENDS: Final[dict[str, Any]] = {
+    "log_level": 0,
+    "error_cb": lambda _error: None,
+    "group.id": _GROUP,
+    "enable.auto.commit": False,
+    "isolation.level": "read_uncommitted",
+}
 _RECORDS: Final = 1000
 _LATEST: Final = -1
 _OPEN: Final = "incremental_snapshot_"
@@ -88,9 +96,9 @@ class ConnectorCheckpoints:
         self.reason = ""
         self._properties = properties
         self._topic, self._connector = topic, connector
-        self._consumer: Any = None
+        self._opened: AssignedConsumer | None = None
+        self._reader: RangeReader | None = None
         self._asks: Any = None
-        self._unread: set[int] = set()
         # By the record's key, which names the source: the last checkpoint, or the reason why the offset is
         # none.
         self._found: dict[bytes, Checkpoint | str] = {}
@@ -109,14 +117,9 @@ class ConnectorCheckpoints:
         # back to an older one.
         self.newest = None
         with translated_kafka_errors():
-            if self._consumer is None:
-                self._begin()
-            while messages := self._consumer.consume(_RECORDS, timeout=1.0 if self._unread else 0.0):
-                errors = [error for message in messages if (error := self._take(message)) is not None]
-                if errors:
-                    raise KafkaException(errors[0])
-        if self._unread:
-            numbers = ", ".join(map(str, sorted(self._unread)))
+            unread = self._read()
+        if unread:
+            numbers = ", ".join(map(str, sorted(unread)))
             self.reason = f"Topic {self._topic} is not read to its end yet (partition {numbers})."
             return
         if len(self._found) > 1:
@@ -154,20 +157,43 @@ class ConnectorCheckpoints:
 
     def close(self) -> None:
         """Close the clients."""
-        for client in (self._consumer, self._asks):
+        for client in (self._opened, self._asks):
             if client is not None:
                 client.close()
-        self._consumer = self._asks = None
+        self._opened = self._reader = self._asks = None
 
-    def _begin(self) -> None:
-        consumer = open_client(Consumer, self._properties(), _READS)
-        try:
-            numbers = self._partitions(consumer)
-            consumer.assign([TopicPartition(self._topic, number, 0) for number in numbers])
-        except BaseException:
-            consumer.close()
-            raise
-        self._consumer, self._unread = consumer, numbers
+    def _begin(self) -> RangeReader:
+        """Open the consumer if necessary, and begin to read the topic from its first record on."""
+        if self._opened is None:
+            self._opened = AssignedConsumer(self._properties(), _READS)
+        numbers = self._partitions(self._opened.consumer)
+        return RangeReader(self._opened, self._topic, dict.fromkeys(numbers, Bounds(0)), _LIMITS)
+
+    def _read(self) -> frozenset[int]:
+        """Read the new records. Returns the partitions whose end was not reached yet.
+
+        Raises:
+            SourceError: Kafka refuses a request, or a partition does not exist.
+            KafkaException: A partition has no leader, or its leader does not answer now.
+        """
+        reader = self._reader = self._reader or self._begin()
+        unread, is_new = reader.unreached, True
+        while is_new:
+            before = unread
+            try:
+                messages = reader.consume(_RECORDS, timeout=1.0 if unread else 0.0)
+            except SourceError:
+                # The records of this call are lost, so the next look reads the topic from its start.
+                self._reader, self._found = None, {}
+                raise
+            for message in messages:
+                self._take(message)
+            unread = reader.unreached
+            is_new = bool(messages) or unread != before
+        error = reader.take_error()
+        if error is not None:
+            raise KafkaException(error)
+        return unread
 
     def _partitions(self, consumer: Any) -> set[int]:
         listed = consumer.list_topics(self._topic, timeout=TIMEOUT_SECONDS).topics[self._topic]
@@ -181,31 +207,21 @@ class ConnectorCheckpoints:
             )
         return set(listed.partitions)
 
-    def _take(self, message: Any) -> KafkaError | None:
-        """Process one message of the offsets topic: a record, the end of a partition, or an error.
-
-        Returns the error, or None for any other message.
-        """
-        error: KafkaError | None = message.error()
-        if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:
-                return error
-            self._unread.discard(message.partition())
-            return None
+    def _take(self, message: Any) -> None:
+        """Process one record of the offsets topic."""
         key = message.key()
         if not self._is_own(key):
-            return None
+            return
         offset = _offset(message.value())
         if offset is None:
             self._found.pop(key, None)
             self._absent = "The connector's offset was removed."
-            return None
+            return
         checkpoint = read_checkpoint(offset)
         if isinstance(checkpoint, Checkpoint) and not checkpoint.time:
             # A connector's offset from before its first event has no time of the source database.
             checkpoint = checkpoint._replace(time=message.timestamp()[1] / 1000)
         self._found[key] = checkpoint
-        return None
 
     def _is_own(self, key: bytes | None) -> bool:
         try:

@@ -34,6 +34,7 @@ readers use one letter of each identity: pipeline, table, topic id, topic, parti
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -55,6 +56,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.kafka_client import OpenClient, open_client
+from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.state.progress import Progress
 
@@ -99,6 +101,15 @@ _POLL: Final = 0.1
 _AT_ONCE: Final = 500
 _DELIVERY_MS: Final = 60_000
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
+_READS: Final[Mapping[str, Any]] = {
+    "group.id": "tidesink-dead-letters",
+    "auto.offset.reset": "earliest",
+    # Letters are not written in transactions. An open transaction of another program must not delay reading
+    # them.
+    "isolation.level": "read_uncommitted",
+}
+# A partition that ends early counts as one that does not answer: the next attempt requests its end again.
+_LIMITS: Final = ReadLimits(silence=_SILENCE, refusal=math.inf)
 Headers = Sequence[tuple[str, bytes | None]]
 # pipeline, table, topic id, topic, partition, offset
 Identity = tuple[str, str, str, str, int, int]
@@ -432,37 +443,14 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         SourceError: Kafka refuses the request.
         SourceUnavailableError: Kafka does not answer.
     """
-    own = {
-        **_QUIET,
-        "group.id": "tidesink-dead-letters",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        # Letters are not written in transactions. An open transaction of another program must not delay
-        # reading them.
-        "isolation.level": "read_uncommitted",
-    }
-    with _translated(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic.name, PARTITION), timeout=_SILENCE)
-        last = high if end is None else min(high, end)
-        if max(low, start) >= last:
-            return
-        consumer.assign([TopicPartition(topic.name, PARTITION, max(low, start))])
-        deadline = time.monotonic() + _SILENCE
-        while time.monotonic() < deadline:
-            for record in consumer.consume(_AT_ONCE, timeout=_POLL):
-                deadline = time.monotonic() + _SILENCE
-                error, offset = record.error(), record.offset() or 0
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                if error is None and offset < last:
-                    yield record
-                # The last offsets may hold another program's transaction markers instead of records.
-                if offset + (error is None) >= last:
-                    return
-    raise SourceUnavailableError(
-        "Kafka does not return the dead letter topic's records. Check that the brokers run.", topic=topic.name
-    )
+    opened = AssignedConsumer(topic.properties, _READS)
+    with _translated(topic), closing(opened):
+        partition = TopicPartition(topic.name, PARTITION)
+        low, high = opened.consumer.get_watermark_offsets(partition, timeout=_SILENCE)
+        bounds = Bounds(max(low, start), high if end is None else min(high, end))
+        reader = RangeReader(opened, topic.name, {PARTITION: bounds}, _LIMITS)
+        while not reader.is_complete():
+            yield from reader.consume(_AT_ONCE, _POLL)
 
 
 def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:

@@ -1,9 +1,7 @@
 """Reads a range of offsets of one topic-partition as Arrow record batches, with librdkafka.
 
-``fetch`` reads offsets ``[start, end)`` with isolation level ``read_committed``. Control records, aborted
-records and compaction leave gaps in the offsets, also at the end of a range. So a range is complete when a
-record at or past ``end`` arrives, or when the end of the partition is at or past ``end``.
-(``Consumer.position()`` does not show that.)
+``fetch`` reads offsets ``[start, end)`` with isolation level ``read_committed``, by the rules of
+``kafka.consume``.
 
 Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while it converts them to Arrow
 columns. It also holds the records of one consume call, at most an eighth of a batch by the record sizes seen
@@ -21,7 +19,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,12 +28,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
-from tidesink.errors import BrokerUnavailableError, SourceError
+from tidesink.errors import SourceError
 from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
-from tidesink.sinks.kafka.offsets import PASSING, describe_topics, translated_kafka_errors
+from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits, offset_of
+from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 from tidesink.sinks.state.progress import LastRecord
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -70,18 +68,10 @@ FIXED_SETTINGS: Final[Mapping[str, Any]] = {
 _GROUP: Final = "tidesink-fetch"
 
 
-class OpenConsumer:
-    """A Kafka consumer, with the last error that concerns its whole client, such as no broker or a refused
-    login.
+class OpenConsumer(AssignedConsumer):
+    """A Kafka consumer that a process uses for many ranges.
 
-    Attributes:
-        digest: Identifies the client properties.
-        client_error: The client's last error that names no topic.
-        answer_refused: True if librdkafka closed a connection because of a response that it does not accept,
-            for example a response larger than ``largest_answer`` bytes. librdkafka repeats the request, but
-            the response stays the same.
-
-    ``open_client``: opens the consumer and the admin client.
+    ``digest`` identifies the client properties. ``open_client`` opens the consumer and the admin client.
     """
 
     def __init__(
@@ -89,23 +79,11 @@ class OpenConsumer:
     ) -> None:
         self.digest = digest
         self._open_client = open_client
-        self.client_error: KafkaError | None = None
-        self.answer_refused = False
-        self._settings = librdkafka_settings(properties)
         self._admin: AdminClient | None = None
-        given = {_ALIASES.get(name, name) for name in self._settings}
+        given = {_ALIASES.get(name, name) for name in librdkafka_settings(properties)}
         own = {name: value for name, value in FETCH_SETTINGS.items() if name not in given}
-        own |= {**FIXED_SETTINGS, "group.id": _GROUP, "error_cb": self._note}
-        self.consumer = open_client(Consumer, self._settings, own, logger=SILENT)
-
-    @property
-    def largest_answer(self) -> int:
-        """The client's ``receive.message.max.bytes``: the largest response that librdkafka accepts."""
-        return int(self._settings.get(_LARGEST, _LARGEST_BYTES))
-
-    def _note(self, error: KafkaError) -> None:
-        self.client_error = error
-        self.answer_refused |= error.code() == KafkaError._BAD_MSG
+        own |= {**FIXED_SETTINGS, "group.id": _GROUP}
+        super().__init__(properties, own, open_client=open_client)
 
     def topic_id(self, topic: str) -> str:
         """Returns Kafka's id of a topic. A recreated topic has another id.
@@ -121,13 +99,9 @@ class OpenConsumer:
             return str(asked[topic].result().topic_id)
 
     def _renew_admin(self) -> AdminClient:
-        own = {"error_cb": self._note}
-        self._admin = self._open_client(AdminClient, self._settings, own, logger=SILENT)
+        own = {"error_cb": self.note_error}
+        self._admin = self._open_client(AdminClient, self.settings, own, logger=SILENT)
         return self._admin
-
-    def close(self) -> None:
-        """Close the connections, which may take a second."""
-        self.consumer.close()
 
     def leak(self) -> None:
         """Never destroy the clients, because they belong to the parent process of this forked process."""
@@ -136,9 +110,6 @@ class OpenConsumer:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-_LARGEST: Final = "receive.message.max.bytes"
-# librdkafka's default.
-_LARGEST_BYTES: Final = 100_000_000
 # Settings for which librdkafka accepts a second name. The last one set wins, so a default is omitted if the
 # user sets either name.
 _ALIASES: Final = {"max.partition.fetch.bytes": "fetch.message.max.bytes"}
@@ -230,12 +201,6 @@ SCHEMA: Final = pa.schema(
 _CONSUME_RECORDS: Final = 250
 _BYTES: Final = pa.binary()
 _FIRST_CONSUME: Final = 64
-# One consume call waits this long for records. This also limits how late the end of a range is noticed.
-_CONSUME_SECONDS: Final = 0.02
-_WATERMARK_SECONDS: Final = 5.0
-# A client error that names no topic may be left over from an earlier read. Such an error arrives within this
-# time.
-_ABSENT_SECONDS: Final = 1.0
 _SECOND: Final = itemgetter(1)
 
 
@@ -297,7 +262,7 @@ def fetch(
     if wanted.start >= wanted.end:
         return
     with open_consumer(properties) as opened:
-        yield from _RangeReader(opened, wanted, limits).batches()
+        yield from _Batches(opened, wanted, limits).read()
         _check_topic(opened, wanted)
 
 
@@ -373,7 +338,7 @@ class _Part:
 
     def __init__(self, messages: Sequence[Message], wanted: FetchRange) -> None:
         self.count = len(messages)
-        first, last = _offset(messages[0]), _offset(messages[-1])
+        first, last = offset_of(messages[0]), offset_of(messages[-1])
         if last - first + 1 == self.count:  # no gap: offsets only grow
             self.offsets = np.arange(first, last + 1, dtype=np.int64)
         else:
@@ -452,67 +417,28 @@ def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
     return pa.array(rows, HEADERS)
 
 
-class _RangeReader:
+class _Batches:
     """Reads one offset range with an open consumer, once."""
 
     def __init__(self, opened: OpenConsumer, wanted: FetchRange, limits: FetchLimits) -> None:
-        self._opened, self._consumer = opened, opened.consumer
-        self._wanted, self._limits = wanted, limits
-        self._next = wanted.start
-        self._complete = False
+        self._opened, self._wanted, self._limits = opened, wanted, limits
         self._ask = _FIRST_CONSUME
-        self._heard = time.monotonic()
-        self._short_end: int | None = None  # the partition's end, while it is before the range's end
-        self._error: KafkaError | None = None  # the last error after which librdkafka tries again by itself
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def read(self) -> Iterator[pa.RecordBatch]:
         wanted, limits, records, size = self._wanted, self._limits, 0, 0
+        waits = ReadLimits(limits.silence, limits.refusal, expired=_EXPIRED, short=_SHORT)
+        bounds = {wanted.partition: Bounds(wanted.start, wanted.end)}
+        reader = RangeReader(self._opened, wanted.topic, bounds, waits)
         parts: list[_Part] = []
-        try:
-            self._consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
-            while not self._complete:
-                for part in self._fitting(self._consume()):
-                    records, size = records + part.count, size + part.bytes
-                    if parts and (records > limits.records or size > limits.bytes):
-                        yield _record_batch(parts, wanted)
-                        parts, records, size = [], part.count, part.bytes
-                    parts.append(part)
-        except KafkaException as exc:
-            self._note_error(exc.args[0])
-            raise self._unavailable(exc.args[0]) from exc
+        while not reader.is_complete():
+            for part in self._fitting(reader.consume(self._ask)):
+                records, size = records + part.count, size + part.bytes
+                if parts and (records > limits.records or size > limits.bytes):
+                    yield _record_batch(parts, wanted)
+                    parts, records, size = [], part.count, part.bytes
+                parts.append(part)
         if parts:
             yield _record_batch(parts, wanted)
-
-    def _consume(self) -> list[Message]:
-        """Returns the records of the range from one consume call."""
-        messages = self._consumer.consume(min(self._ask, self._wanted.end - self._next), _CONSUME_SECONDS)
-        if messages and any(map(Message.error, messages)):
-            messages = self._sound(messages)
-        if messages:
-            return self._within(messages)
-        self._check_silence()
-        return []
-
-    def _within(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages that belong to the range, and moves the read position past them."""
-        self._heard, self._error = time.monotonic(), None
-        first, last = _offset(messages[0]), _offset(messages[-1])
-        if first < self._next or last >= self._wanted.end or not self._is_ours(messages[0]):
-            messages = [
-                message for message in messages if self._is_ours(message) and _offset(message) >= self._next
-            ]
-            last = _offset(messages[-1]) if messages else last
-            self._complete = bool(messages) and last >= self._wanted.end
-            messages = [message for message in messages if _offset(message) < self._wanted.end]
-        if messages:
-            self._next = _offset(messages[-1]) + 1
-            if self._short_end is not None and self._next > self._short_end:
-                self._short_end = None
-        self._complete = self._complete or self._next >= self._wanted.end
-        return messages
-
-    def _is_ours(self, message: Message) -> bool:
-        return message.partition() == self._wanted.partition and message.topic() == self._wanted.topic
 
     def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
         """Split the messages into parts that each fit into a record batch.
@@ -531,168 +457,12 @@ class _RangeReader:
             yield from self._fitting(messages[: part.count // 2])
             yield from self._fitting(messages[part.count // 2 :])
 
-    def _sound(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages that are records.
 
-        From the other messages, notes the partition's end, and passes errors to ``_note_error``.
-        """
-        records = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.append(message)
-            elif error.code() != KafkaError._PARTITION_EOF:
-                self._note_error(error)
-            elif self._is_ours(message):
-                self._see_end(_offset(message))
-        return records
-
-    def _see_end(self, end: int) -> None:
-        self._heard = time.monotonic()
-        if end >= self._wanted.end:
-            self._complete = True
-        else:
-            self._short_end = end
-
-    def _note_error(self, error: KafkaError) -> None:
-        """Raise an error that librdkafka cannot overcome by itself.
-
-        Any other error is remembered, so that it can be named if the brokers stay silent.
-        """
-        code = error.code()
-        if code in _OF_THE_GROUP:
-            return
-        if code == KafkaError._AUTO_OFFSET_RESET:
-            raise self._out_of_range()
-        if code in ABSENT:
-            raise self._failure(
-                BrokerUnavailableError,
-                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its "
-                "brokers are starting. Check that the topic exists.",
-            )
-        if code in REFUSED:
-            raise self._refused(error)
-        if error.fatal() or not (error.retriable() or code in PASSING):
-            raise self._failure(
-                SourceError, f"Kafka cannot return the records ({error.name()}). See the broker's log."
-            )
-        self._error = error
-
-    def _check_silence(self) -> None:
-        """Raise an error if the wait for records exceeds a limit of ``FetchLimits``."""
-        if self._complete:
-            return
-        waited = time.monotonic() - self._heard
-        refused = self._opened.client_error
-        if refused is not None and refused.code() in ABSENT and waited > _ABSENT_SECONDS:
-            self._note_error(refused)
-        if waited > self._limits.refusal:
-            if self._opened.answer_refused:
-                raise self._too_large()
-            if self._short_end is not None:
-                raise self._ends_early(self._short_end)
-            if refused is not None and refused.code() in REFUSED:
-                raise self._refused(refused)
-        if waited > self._limits.silence:
-            raise self._unavailable(self._error or refused)
-
-    def _refused(self, error: KafkaError) -> SourceError:
-        # librdkafka reports a response that is too large as an error of the client, or of the requested
-        # partition.
-        if error.code() == KafkaError._BAD_MSG:
-            return self._too_large()
-        return self._failure(
-            SourceError, f"Kafka refuses the request ({error.name()}): {REFUSED[error.code()]}."
-        )
-
-    def _too_large(self) -> SourceError:
-        return self._failure(
-            SourceError,
-            f"A response of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
-            f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
-            "topic's largest record batch. If the error remains, the topic's data on the broker are damaged.",
-        )
-
-    def _unavailable(self, error: KafkaError | None) -> SourceError:
-        name = f" ({error.name()})" if error is not None else ""
-        return self._failure(
-            BrokerUnavailableError,
-            f"Kafka did not answer for {self._limits.silence:.0f} seconds{name}. Check that the brokers run "
-            "and that bootstrap.servers is right.",
-        )
-
-    def _ends_early(self, end: int) -> SourceError:
-        return self._failure(
-            SourceError,
-            f"The partition ends at offset {end}, but records up to offset {self._wanted.end} were "
-            "expected. Kafka lost records, or the topic was deleted and recreated. Compare the topic's id "
-            "with the id in the stored progress. If they differ, load the table again from a snapshot.",
-        )
-
-    def _out_of_range(self) -> SourceError:
-        low, high = self._watermarks()
-        if low is not None and low > self._next:
-            why = f"expired: the partition begins at {low} now, because retention deleted the earlier records"
-        elif high is not None:
-            why = (
-                f"do not exist: the partition ends at {high}, so Kafka lost records or the topic was "
-                "recreated"
-            )
-        else:
-            why = "do not exist: they expired, or the topic was deleted and recreated"
-        return self._failure(
-            SourceError,
-            f"Offsets from {self._next} on {why}. Nothing was skipped. Load the table again from a snapshot "
-            '(docs/schema-changes.md, "Load a table again"). If a gap is acceptable, set start to an '
-            "offset that Kafka still has when you load it again.",
-        )
-
-    def _watermarks(self) -> tuple[int | None, int | None]:
-        topic_partition = TopicPartition(self._wanted.topic, self._wanted.partition)
-        try:
-            watermarks = self._consumer.get_watermark_offsets(topic_partition, timeout=_WATERMARK_SECONDS)
-        except KafkaException:
-            return None, None
-        return watermarks if watermarks is not None else (None, None)
-
-    def _failure(self, error: type[SourceError], text: str) -> SourceError:
-        wanted = self._wanted
-        return error(text, topic=wanted.topic, partition=wanted.partition, offset=self._next)
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    return -1 if offset is None else int(offset)
-
-
-# The consumer group is never joined, so errors of the group do not matter.
-_OF_THE_GROUP: Final = frozenset(
-    {
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError._WAIT_COORD,
-    }
+_EXPIRED: Final = (
+    'Load the table again from a snapshot (docs/schema-changes.md, "Load a table again"). If a gap is '
+    "acceptable, set start to an offset that Kafka still has when you load it again."
 )
-ABSENT: Final = frozenset(
-    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_SHORT: Final = (
+    "Compare the topic's id with the id in the stored progress. If they differ, load the table again from a "
+    "snapshot."
 )
-_LOGIN: Final = "check security.protocol, sasl.mechanism, and the user's name and password or token"
-# Errors with which Kafka refuses this user or returns unusable bytes. Retries do not help.
-REFUSED: Final[Mapping[int, str]] = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user needs permission to read and describe the topic",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
-    KafkaError.SASL_AUTHENTICATION_FAILED: _LOGIN,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism. Set one that it "
-    "offers",
-    KafkaError.ILLEGAL_SASL_STATE: _LOGIN,
-    KafkaError._AUTHENTICATION: _LOGIN,
-    KafkaError._SSL: "check ssl.ca.location, that the brokers' certificates name their hosts, and, with "
-    "mutual TLS, ssl.certificate.location and ssl.key.location",
-    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed, so the data on the broker are "
-    "damaged. See the broker's log",
-    KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing, so the data on the broker are "
-    "damaged. See the broker's log",
-}

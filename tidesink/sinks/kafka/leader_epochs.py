@@ -40,7 +40,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
-from tidesink.sinks.kafka.fetch import ABSENT, FIXED_SETTINGS, REFUSED
+from tidesink.sinks.kafka.consume import ABSENT, REFUSED
+from tidesink.sinks.kafka.fetch import FIXED_SETTINGS
 from tidesink.sinks.kafka.offsets import TopicOffsets, translated_error
 from tidesink.sinks.state.progress import LastRecord
 

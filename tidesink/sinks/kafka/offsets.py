@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError, SourceUnavailableError
 from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.kafka.consume import PASSING
 from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
@@ -49,26 +50,7 @@ _CONSUMER: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
 }
 
-# Errors that pass by themselves: no broker answers, or a partition's leader changes. librdkafka says so
-# (``KafkaError.retriable``) only of its transactions' errors. Kafka's protocol guide lists them as retriable.
-PASSING: Final = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._RESOLVE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-    }
-)
+# Errors after which a request is repeated later.
 _UNAVAILABLE: Final = PASSING | {
     KafkaError._UNKNOWN_PARTITION,  # just added
     KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just created: the next request shows which
