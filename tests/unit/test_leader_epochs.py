@@ -44,7 +44,9 @@ from tidesink.sinks.state.progress import (
 )
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import RewindControl
+from tidesink.sinks.worker.control import Pauses, RewindControl
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -373,8 +375,8 @@ class _Shared(TableRecords):
 
 def _task(log: LeaderEpochs, folder: Path, at: TopicProgress) -> TableTask:
     task = TableTask(replace(_context(log, folder), target=MemoryTarget()), "t", TABLE)
-    task._hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
-    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: ()))
+    task.opened.hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
+    task.opened.decoding = cast("Any", SimpleNamespace(row_ddl=lambda: ()))
     return task
 
 
@@ -453,7 +455,7 @@ def test_a_rewind_has_ddl_read_again_before_its_commit(log: LeaderEpochs, tmp_pa
     def columns() -> object:
         raise StopRequestedError
 
-    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
+    task.opened.decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
     store = task._context.store
     ddl = {"topic_id": "id", "timed": True, "definitions": TableDefinitions().to_json(), "next_offset": 38}
     ddl |= {"warnings": [], "rows": [], "last": [37, 0], "newest": -1}
@@ -482,14 +484,10 @@ def test_a_replay_is_refused_where_the_log_was_cut(log: LeaderEpochs, tmp_path: 
     context = _context(log, tmp_path)
     at = _at(35, LastRecord(30, 4))
 
-    class Task(ReplayTask):
-        """A task whose table is open."""
-
-        def _open(self, _found: TopicOffsets) -> Hold:
-            return Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
-
     brokers = SimpleNamespace(lookup=lambda _topics: {"t": found(9)})
     topics = Topics("shop", KafkaSource(no_fetch), context.store, ask=lambda: cast("Any", brokers), log=log)
-    task = Task(replace(context, topics=topics, target=MemoryTarget()), "t", TABLE)
+    around = replace(context, topics=topics, target=MemoryTarget())
+    opened = OpenTable(around, "t", TABLE, TableCounters(), Pauses(TABLE))
+    opened.hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
     with pytest.raises(SourceError, match="was cut and has grown again"):
-        task.replay(cast("Any", _Letters()), Chosen("shop", str(TABLE), "t"))
+        ReplayTask(around, opened).replay(cast("Any", _Letters()), Chosen("shop", str(TABLE), "t"))

@@ -340,7 +340,7 @@ def test_a_defined_table_opens_at_its_start_and_has_no_lag_before_it(
     task = task_of("latest", (*DATES, *FLAGS), definition=sql)
     task.look(_found(2))
     task.work(_found(2))
-    assert task.held is not None
+    assert task.opened.hold is not None
     assert (task.state, task.stalled, task.unread(_found(2)), task.unread(_found(5))) == ("IDLE", True, 0, 3)
     assert not task.has_work(_found(2))
 

@@ -199,7 +199,7 @@ class WatermarkBounds:
 
 def _watermarks(task: TableTask) -> Iterator[int]:
     """Yield the newest known watermark of each of a table's partitions."""
-    topic = task.held.progress.topics.get(task.topic) if task.held else None
+    topic = task.opened.hold.progress.topics.get(task.topic) if task.opened.hold else None
     committed = (part.watermark for part in topic.partitions.values()) if topic else ()
     yield from (mark for mark in (*committed, *task.marks.values()) if mark is not None)
 

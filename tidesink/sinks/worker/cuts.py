@@ -140,8 +140,8 @@ class Cuts:
     def lead(self, task: TableTask) -> None:
         """Pass the bound of the next cut to a table's task. The task must not be running a batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
-        if task.ends is not None and task.held is not None:
-            task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
+        if task.ends is not None and task.opened.hold is not None:
+            task.marks = marks_at(task.opened.hold.progress, task.topic, self.bound, task.ends)
 
     def close(self) -> None:
         """Close the clients of Kafka and the source database with which bounds are read."""
@@ -163,7 +163,7 @@ class Cuts:
         starts = {
             n: partition.earliest for n, partition in started_at(offsets, task.starts).partitions.items()
         }
-        progress = task.held.progress if task.held is not None else None
+        progress = task.opened.hold.progress if task.opened.hold is not None else None
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
@@ -232,8 +232,8 @@ class Cuts:
             self._context.failpoints.reach("kept")
             previous = self._applied.get(task.table)
             changes = None if previous is None else task.applied - previous
-            assert task.held is not None  # noqa: S101  (the table stands at a cut)
-            tables[CutTable(task.table, version.place, version.version, changes)] = task.held.table
+            assert task.opened.hold is not None  # noqa: S101  (the table stands at a cut)
+            tables[CutTable(task.table, version.place, version.version, changes)] = task.opened.hold.table
         return tables
 
     @contextmanager
@@ -304,9 +304,9 @@ def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) 
         return task.obstacle
     if offsets is None:
         return "no broker answers for its topic"
-    if task.held is None:
+    if task.opened.hold is None:
         return "not opened yet"
-    progress = task.held.progress
+    progress = task.opened.hold.progress
     if bound is not None and stands_at(progress, task.topic, _asked_for(task, offsets), bound, task.marks):
         return ""
     if task.stalled:
@@ -340,9 +340,9 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
         StaleProgressError: another worker holds the table.
         TidesinkError: the target does not answer, or cannot protect the version.
     """
-    assert task.held is not None  # noqa: S101  (the table stands at a cut)
-    table = task.held.table
-    table_version = cast("VersionedTable", table).version_of(task.held.progress)
+    assert task.opened.hold is not None  # noqa: S101  (the table stands at a cut)
+    table = task.opened.hold.table
+    table_version = cast("VersionedTable", table).version_of(task.opened.hold.progress)
     if isinstance(table, KeptVersions):
         table.keep_version(table_version.version, commit_ts, keep=keep)
     return table_version

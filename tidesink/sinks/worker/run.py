@@ -318,7 +318,8 @@ class Worker:
         tables = list(self._table_tasks)
         opening = [table_task.table for table_task in self._busy.values() if table_task.is_opening]
         if opening:
-            what = opening_line(opening, sum(table_task.was_open for table_task in tables), len(tables))
+            done = sum(table_task.opened.was_opened for table_task in tables)
+            what = opening_line(opening, done, len(tables))
         elif not tables and self._table_tasks.look_ups is not None:
             what = "looking up which tables the topics hold"
         else:

@@ -31,9 +31,8 @@ from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
-from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, applied_event
+from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, applied_event
 from tidesink.sinks.batch.schema_changes import Policies, pending_of
-from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
@@ -50,21 +49,19 @@ from tidesink.sinks.kafka.offsets import (
     limited,
     plan_ranges,
     topic_deleted,
-    topic_progress,
     waiting_records,
 )
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
-from tidesink.sinks.worker.continuity import Continuity, late_start, opened
+from tidesink.sinks.worker.continuity import late_start
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
-from tidesink.sinks.worker.counters import TableCounters, Tombstones
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.outages import LAG, OLDEST, OldestRecords, SavedStatus
 from tidesink.sinks.worker.preflight import shown_target
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.source_ddl import SourceDdl
-from tidesink.sinks.worker.starts import Start
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.turns import Job, Look, Steps, next_job
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -90,7 +87,7 @@ class TableTask:
         lag: Number of records in the topic that were not applied when the worker last looked up offsets.
         turn: Number of the table's last batch, counted over the batches of all tables in this run; 0 before
             the first one.
-        was_open: True if the table was opened in this run.
+        opened: The table at the target, with its progress and the decoding of its topic.
         bound: With cuts, the bound up to which changes are applied; None until it is chosen.
         marks: Newest known watermark per partition after the table's offsets, if only watermarks lie between.
         ends: With cuts of a Debezium connector, an offset per partition: all rows up to the bound have lower
@@ -110,36 +107,28 @@ class TableTask:
         self.table = table
         self.state: TableState = "IDLE"
         self.batches = self.turn = self.lag = 0
-        self.was_open = False
         self.bound: int | None = None
         self.marks: Marks = NO_MARKS
         self.ends: Mapping[int, int] | None = None
         self.stalled = False
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
-        self._settings = context.config.table_config(table)
-        self._session = context.spark.newSession()
-        self._decoding: Decoding | None = None
-        self._hold: Hold | None = None
         self._passed = PassedRecords(context.config.batch.watermark_interval)
         self._size = RecordSize()
         self._added = AddedPartitions()
         self._counters = TableCounters()
-        self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
         # Warnings about DDL in the topic that changed rows at the source and was not applied to the target.
         self._unfollowed: tuple[str, ...] = ()
         self._owes_law = False
         self._pauses = Pauses(table)
-        self._continuity = Continuity(context, topic, self._settings)
+        self.opened = OpenTable(context, topic, table, self._counters, self._pauses)
+        settings = self.opened.settings
         self._compaction: Compaction | None = None
-        self._snapshot = Snapshot(context, self._settings)
-        self._rewinds = Rewinds(context, self._settings)
-        self._start = Start.of(context, topic, self._settings)
-        # True while the table's columns are unknown, since the topic has no record after the start.
-        self._awaits_record = False
-        self._ddl = SourceDdl(context, self._settings)
+        self._snapshot = Snapshot(context, settings)
+        self._rewinds = Rewinds(context, settings)
+        self._ddl = SourceDdl(context, settings)
         self.seen: TopicOffsets | None = None
         self._oldest = OldestRecords(topic, context.source.fetch)
         self._saved = SavedStatus(context.failures.clock)
@@ -163,8 +152,8 @@ class TableTask:
             if self.state in ("PAUSED", "FAILING") and self._saved.lacks_lag(self.lag):
                 self._save_quietly()
             self._compaction = offsets.compaction
-            if offsets.compaction is not None and self._hold is not None:
-                batch, caught_up = self._hold.progress.batch, self._counters.caught_up
+            if offsets.compaction is not None and self.opened.hold is not None:
+                batch, caught_up = self.opened.hold.progress.batch, self._counters.caught_up
                 ends = {n: partition.latest for n, partition in offsets.partitions.items()}
                 caught_up.see(ends, self._next_offsets(), batch=batch, now=self._context.clock())
                 if self.state == "IDLE" and caught_up.is_due(offsets.compaction):
@@ -172,15 +161,16 @@ class TableTask:
 
     def _note_start(self, offsets: TopicOffsets) -> None:
         """Resolve and store the setting ``start: latest`` at once, before more records arrive."""
-        if self._hold is not None or not self._start.moves_with_time or self._start.is_stored(offsets):
+        start = self.opened.start
+        if self.opened.hold is not None or not start.moves_with_time or start.is_stored(offsets):
             return
         with suppress(StateStoreError):  # the next look tries again
-            self._start.settle(offsets)
+            start.settle(offsets)
 
     @property
     def starts(self) -> Mapping[int, int]:
         """First offset to read per partition by the setting ``start``; empty to read from the beginning."""
-        return self._start.offsets
+        return self.opened.start.offsets
 
     def _unapplied(self, offsets: TopicOffsets) -> int:
         """Return the number of the topic's records that are not applied and not skipped yet."""
@@ -195,7 +185,7 @@ class TableTask:
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
         """Return the next offset per partition, from the state store if the table is not open."""
-        stored = self._stored_progress() if self._hold is None else None
+        stored = self._stored_progress() if self.opened.hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
         return {number: partition.next_offset for number, partition in stored.partitions.items()}
@@ -228,16 +218,16 @@ class TableTask:
         """
         if self.state in ("PAUSED", "FAILING"):
             return False
-        if self._hold is None or offsets is None:
-            if offsets is not None and self._awaits_record:
-                return self._start.has_records(offsets)
+        if self.opened.hold is None or offsets is None:
+            if offsets is not None and self.opened.awaits_record:
+                return self.opened.start.has_records(offsets)
             unmet = self.table in self._context.topics.tables(self.topic).unmet
             return (
                 offsets is None
                 or unmet
                 or any(partition.latest > 0 for partition in offsets.partitions.values())
             )
-        applied, progress = self._hold.progress, self._topic_progress()
+        applied, progress = self.opened.hold.progress, self.opened.topic_progress
         if progress is not None and is_other_topic(progress.topic_id, offsets.topic_id):
             return True
         if self._rewinds.is_due(applied) or self.is_short(offsets) or self._reads_part(applied, offsets):
@@ -251,7 +241,7 @@ class TableTask:
     @property
     def has_ddl(self) -> bool:
         """Return True if a statement in the connector's DDL topic must be decided about now."""
-        return self._hold is not None and self._ddl.is_due(self._hold.progress)
+        return self.opened.hold is not None and self._ddl.is_due(self.opened.hold.progress)
 
     @property
     def _may_read(self) -> bool:
@@ -273,9 +263,9 @@ class TableTask:
     @property
     def _passed_partitions(self) -> Collection[int]:
         """Numbers of the topic's partitions in which all changes up to the cut's bound are applied."""
-        if self._hold is None or self.bound is None:
+        if self.opened.hold is None or self.bound is None:
             return ()
-        return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
+        return passed_partitions(self.opened.hold.progress, self.topic, self.bound, self.marks)
 
     @property
     def least_bound(self) -> int | None:
@@ -283,22 +273,17 @@ class TableTask:
 
         None if any bound is possible, or if the table is not open.
         """
-        return least_bound(self._hold.progress, outside=self.outside) if self._hold else None
+        return least_bound(progress, outside=self.outside) if (progress := self.opened.progress) else None
 
     @property
     def outside(self) -> bool:
         """Return True if cuts leave the table out: its snapshot is unfinished, or newer than their bound."""
-        return self._snapshot.is_outside(self._hold.progress if self._hold else None, self.bound)
-
-    @property
-    def held(self) -> Hold | None:
-        """The open table with its progress, or None if it is not open."""
-        return self._hold
+        return self._snapshot.is_outside(self.opened.progress, self.bound)
 
     @property
     def is_opening(self) -> bool:
         """Return True if the table was not opened yet and has not failed. May be called during a batch."""
-        return not self.was_open and not self.is_failing
+        return not self.opened.was_opened and not self.is_failing
 
     @property
     def applied(self) -> int:
@@ -325,13 +310,13 @@ class TableTask:
         this check is not needed: a batch is needed in any case, the table is stopped or not open, or its
         topic has no watermarks.
         """
-        if offsets is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
+        if offsets is None or self.state in ("PAUSED", "FAILING") or self.opened.hold is None:
             return None
-        progress = self._topic_progress()
+        progress = self.opened.topic_progress
         again = (progress is not None and progress.read_again) or self._reads_part(
-            self._hold.progress, offsets
+            self.opened.hold.progress, offsets
         )
-        if again or self.has_ddl or self._rewinds.is_due(self._hold.progress):
+        if again or self.has_ddl or self._rewinds.is_due(self.opened.hold.progress):
             return None
         next_offsets, ends = self.read_up_to(offsets), offsets.partitions
         if next_offsets.keys() != ends.keys():
@@ -344,7 +329,7 @@ class TableTask:
 
     def read_up_to(self, offsets: TopicOffsets) -> Mapping[int, int]:
         """Return the next offset per partition; empty if the table is not open or the topic was replaced."""
-        progress = self._topic_progress()
+        progress = self.opened.topic_progress
         same = progress is not None and progress.topic_id == offsets.topic_id
         return self._next_offsets() if same else {}
 
@@ -439,7 +424,7 @@ class TableTask:
             self._change("PAUSED", self._pauses.reason)
             self._settle()
         elif turn == "go on":
-            self._decoding = None  # what failed before may succeed now
+            self.opened.forget_columns()  # what failed before may succeed now
             self._begin_again()
 
     def leave(self) -> None:
@@ -493,15 +478,13 @@ class TableTask:
 
     def close(self) -> None:
         """Close the table at the target, if it is open."""
-        if self._hold is not None:
-            self._hold.table.close()
-            self._hold = None
+        self.opened.close()
         self.marks = NO_MARKS
         self._passed.clear()
 
     def report(self) -> TableReport:
         """Return the table's state and the counters of this run."""
-        progress = self._hold.progress if self._hold else None
+        progress = self.opened.progress
         return TableReport(
             table=self.table,
             topic=self.topic,
@@ -529,7 +512,7 @@ class TableTask:
         self.stalled = False
         if offsets is None:
             raise topic_deleted(self.topic)
-        self._continuity.refuse_mode(offsets)
+        self.opened.continuity.refuse_mode(offsets)
         steps: Steps | None = Steps()
         while steps is not None:
             look = self._look_now(offsets)
@@ -540,12 +523,12 @@ class TableTask:
 
     def _look_now(self, offsets: TopicOffsets) -> Look:
         """Return the facts by which the next job is chosen. Makes no request to Kafka or the target."""
-        if self._hold is None:
+        if self.opened.hold is None:
             return Look()
-        progress = self._hold.progress
+        progress = self.opened.hold.progress
         return Look(
             is_open=True,
-            is_replaced=self._topic_progress() is None and self._start.is_other_topic(offsets),
+            is_replaced=self.opened.is_replaced(offsets),
             is_short=self.is_short(offsets),
             may_read=self._may_read,
             rewind_asked=self._rewinds.asked is not None,
@@ -566,7 +549,7 @@ class TableTask:
             case Job.OPEN:
                 return replace(steps, opened=True, awaits_record=not self._opens(offsets))
             case Job.REOPEN:
-                self._decoding = None
+                self.opened.forget_columns()
                 self.close()
                 return replace(steps, reopened=True, awaits_record=not self._opens(offsets))
             case Job.CHECK:
@@ -589,8 +572,8 @@ class TableTask:
         return None
 
     def _refuse_outrun(self) -> None:
-        assert self._hold is not None  # noqa: S101  (opened before)
-        self._counters.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
+        assert self.opened.hold is not None  # noqa: S101  (opened before)
+        self._counters.warnings += (self._snapshot.tell_outrun(self.opened.hold.progress),)
         self._change("RUNNING", None)
 
     def _read_changes(self, offsets: TopicOffsets, *, passes: bool) -> None:
@@ -602,7 +585,7 @@ class TableTask:
             return
         # With cuts, watermarks must be part of the committed progress, so they are not skipped.
         passes &= self._context.config.cuts is None
-        if passes and self._pass_by(plan, reader, self._topic_progress()):
+        if passes and self._pass_by(plan, reader, self.opened.topic_progress):
             return
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
             retry = self._context.retry(self.table)
@@ -613,14 +596,14 @@ class TableTask:
 
         Returns False if Kafka has replaced skipped records by other records, which must be read first.
         """
-        assert self._hold is not None  # noqa: S101  (opened before)
-        holds = self._continuity.check(
-            self._topic_progress(),
+        assert self.opened.hold is not None  # noqa: S101  (opened before)
+        holds = self.opened.continuity.check(
+            self.opened.topic_progress,
             offsets,
-            batch=self._hold.progress.batch,
+            batch=self.opened.hold.progress.batch,
             caught_up=self._counters.caught_up,
             pauses=self._pauses,
-            repaired=self._snapshot.repairs(self._hold.progress),
+            repaired=self._snapshot.repairs(self.opened.hold.progress),
             passed=self._passed.last,
         )
         if not holds:
@@ -634,11 +617,12 @@ class TableTask:
         Returns False if another worker has taken over the table. ``records``: number of records in the batch.
         ``left``: number of records in the topic after the batch.
         """
-        assert self._hold is not None  # noqa: S101  (opened before)
+        assert self.opened.hold is not None  # noqa: S101  (opened before)
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return False
-        self._context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, records, left))
+        batch = self.opened.hold.progress.batch + 1
+        self._context.listeners.hear(BatchStarted(self.table, batch, records, left))
         return True
 
     def _rewind(self, offsets: TopicOffsets) -> None:
@@ -646,8 +630,8 @@ class TableTask:
 
         A rewind is refused if rows would be lost or duplicated.
         """
-        assert self._hold is not None  # noqa: S101  (opened before)
-        context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
+        assert self.opened.hold is not None  # noqa: S101  (opened before)
+        context, progress, asked = self._context, self.opened.hold.progress, self._rewinds.asked
         try:
             loads = self._snapshot.is_under_way(progress)
             plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, offsets, loads=loads))
@@ -681,8 +665,8 @@ class TableTask:
 
         Returns False if rows of the table's topic must be applied first.
         """
-        assert self._hold is not None  # noqa: S101  (opened before)
-        hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
+        assert self.opened.hold is not None  # noqa: S101  (opened before)
+        hold, pauses, retry = self.opened.hold, self._pauses, self._context.retry(self.table)
         decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, offsets, self._next_offsets()))
         if decision is None:
             return False
@@ -706,14 +690,14 @@ class TableTask:
         The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which
         the table continues to read its topic.
         """
-        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
+        assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(offsets)]
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # another worker has the table
-        progress, retry = self._hold.progress, self._context.retry(self.table)
-        self._decoding.catch_up(None, offsets)
-        plan, applied = self._decoding.columns(), self._settled_offsets()
+        progress, retry = self.opened.hold.progress, self._context.retry(self.table)
+        self.opened.decoding.catch_up(None, offsets)
+        plan, applied = self.opened.decoding.columns(), self._settled_offsets()
         # Each retry plans the part anew: the recorded progress must describe what the batch really read.
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
@@ -744,59 +728,14 @@ class TableTask:
         self._take(outcome)
 
     def _opens(self, offsets: TopicOffsets) -> bool:
-        """Open the table. Return False if it cannot be opened without a first record.
-
-        The topic may have no record after the table's start, so that its columns are unknown.
-        """
-        try:
-            self._hold = self._context.retry(self.table).call(lambda: self._open(offsets))
-        except ConfigError as exc:
-            if not self._start.offsets or self._start.has_records(offsets):
-                raise
-            # The columns are unknown until a record arrives.
-            _log.info("table waits for a record behind its start", table=str(self.table), reason=exc.message)
-            self._awaits_record = True
+        """Open the table. Return False if it cannot be opened without a first record."""
+        if not self.opened.try_open(offsets):
             self._change("IDLE", None)
             return False
-        self._awaits_record = False
-        self.was_open = True
-        self._continuity = Continuity(self._context, self.topic, self._settings)
-        if self._start.offsets and self._topic_progress() is None:
+        if self.opened.start.offsets and self.opened.topic_progress is None:
             self._change("IDLE", None)  # saves the warning about records before the start
-        topic_progress(self._hold.progress, self.topic)  # refuses a table of another topic
+        self.opened.check_topic_name()
         return True
-
-    def _open(self, offsets: TopicOffsets) -> Hold:
-        """Resolve the setting ``start``, learn the table's columns, and open the table at the target.
-
-        If the table's progress then shows that the start is wrong, the start is corrected and the table is
-        opened again.
-        """
-        self._start.settle(offsets)
-        hold = self._open_at_start(offsets)
-        if not hold.progress.topics and self._start.is_stale():
-            # The table was removed and is loaded again. The stored start is that of the previous table.
-            hold.table.close()
-            self._decoding = None
-            self._start.begin(offsets)
-            return self._open_at_start(offsets)
-        progress = hold.progress.topics.get(self.topic)
-        partitions = progress.partitions if progress is not None else {}
-        if progress is not None and self._start.lower(
-            {n: partition.low_water_offset for n, partition in partitions.items()}
-        ):
-            hold.table.close()
-            self._decoding = None
-            return self._open_at_start(offsets)
-        return hold
-
-    def _open_at_start(self, offsets: TopicOffsets) -> Hold:
-        context = self._context
-        if self._decoding is None:
-            self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
-        self._decoding.prepare(offsets, self._start.offsets)
-        hold, self._tombstones = opened(context, self._decoding, self._settings, self._counters, self._pauses)
-        return hold
 
     def _plan(self, offsets: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """Return the offset ranges of the next batch, and the reader of its records.
@@ -810,7 +749,7 @@ class TableTask:
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         source = self._context.source
         self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
-        again = again_only(available, self._topic_progress())
+        again = again_only(available, self.opened.topic_progress)
         if again is not None:
             # After a rewind, reads are not shared, since the other tables have read further.
             self._reads.settle(self.table, None, away=True)
@@ -852,11 +791,12 @@ class TableTask:
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
-            if self._context.retry(self.table).call(lambda: reader.concern(self._session)):
+            if self._context.retry(self.table).call(lambda: reader.concern(self.opened.session)):
                 return False
         except RangeTooLargeError:
             return False  # the batch splits its ranges
-        if self._continuity.follows(plan.found, {**progress.last_records, **self._passed.last}, reader.last):
+        before = {**progress.last_records, **self._passed.last}
+        if self.opened.continuity.follows(plan.found, before, reader.last):
             self._passed.add(plan.ranges, reader.last)
         return True
 
@@ -867,9 +807,9 @@ class TableTask:
 
         ``away``: True if the table stops reading in this run.
         """
-        stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
+        stopped = away or self.opened.awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:
-            next_offsets = self._next_offsets() if self._hold is not None else {}
+            next_offsets = self._next_offsets() if self.opened.hold is not None else {}
             self._reads.settle(self.table, next_offsets or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
@@ -877,33 +817,31 @@ class TableTask:
 
         Empty for a table without progress that reads its topic from the beginning (``start: earliest``).
         """
-        progress = self._topic_progress()
-        if self._hold is None or progress is None:
-            return self._passed.behind(self._start.offsets)
-        return self._passed.behind(starts(self._hold.progress, self.topic, self.bound))
+        progress = self.opened.topic_progress
+        if self.opened.hold is None or progress is None:
+            return self._passed.behind(self.opened.start.offsets)
+        return self._passed.behind(starts(self.opened.hold.progress, self.topic, self.bound))
 
     def _settled_offsets(self) -> dict[int, int]:
         """Return an offset per partition: all records below it are applied or skipped.
 
         With cuts, it can be lower than the next offset, if a row waits for a later bound.
         """
-        return settled(self._topic_progress(), self._next_offsets(), self.bound)
-
-    def _topic_progress(self) -> TopicProgress | None:
-        return self._hold.progress.topics.get(self.topic) if self._hold else None
+        return settled(self.opened.topic_progress, self._next_offsets(), self.bound)
 
     def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
-        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        fit_shuffle(self._session, plan.records)
-        accepted, loads = self._pauses.accepted, self._snapshot.is_under_way(self._hold.progress)
-        hold = replace(self._hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
+        assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
+        fit_shuffle(self.opened.session, plan.records)
+        hold, accepted = self.opened.hold, self._pauses.accepted
+        loads = self._snapshot.is_under_way(hold.progress)
+        hold = replace(hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
         return make(
             self._context,
             hold,
-            self._decoding,
-            settings=self._settings,
-            session=self._session,
-            plan=replace(plan, last=self._passed.last, follows=self._continuity.follows),
+            self.opened.decoding,
+            settings=self.opened.settings,
+            session=self.opened.session,
+            plan=replace(plan, last=self._passed.last, follows=self.opened.continuity.follows),
             reader=reader,
         )
 
@@ -913,17 +851,12 @@ class TableTask:
         The table becomes PAUSED if the batch stopped at a bad record, or at a schema change that waits for a
         user's decision.
         """
-        if outcome.account is not None and outcome.read is not None and self._hold is not None:
+        if outcome.account is not None and outcome.read is not None and self.opened.hold is not None:
             self.batches += 1
-            self._hold = replace(self._hold, progress=outcome.progress)
+            self.opened.take(outcome)
             self._passed.clear()
             # Rows that waited may be next under another bound, so watermarks after them no longer count.
             self.marks = NO_MARKS
-            if self._hold.known is not None and self._decoding is not None:
-                self._hold.known.applied(self._decoding, outcome.progress)
-            if self._tombstones is not None:
-                self._tombstones.collect_if_due(outcome.progress, self.topic)
-                self._hold = replace(self._hold, horizon=self._tombstones.horizon)
             # The size of decoded records in memory counts, which is many times the size in Kafka.
             self._size.learn(outcome.read.records, outcome.read.decoded)
             self._counters.add(outcome)
@@ -940,7 +873,7 @@ class TableTask:
 
     def _refused(self, exc: SchemaRefusedError) -> None:
         """Set the state to PAUSED if the refusal is about a schema change, and to FAILING otherwise."""
-        pending = pending_of(exc, self._settings.projection)
+        pending = pending_of(exc, self.opened.settings.projection)
         if pending is None:
             self._fail(exc, passes=False)
             return
@@ -979,7 +912,7 @@ class TableTask:
             self.table, lambda: self._save(status), unless="status not saved"
         )
         self._owes_law = saved is None and self._pauses.is_law_broken
-        if saved is False and self._hold is not None and state != "FAILING":
+        if saved is False and self.opened.hold is not None and state != "FAILING":
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
 
     def _save_law(self) -> None:
@@ -997,12 +930,12 @@ class TableTask:
         """Save a status of the table; return False if another worker has taken over the table."""
         self._saved.saved(status)
         saved = self._context.store.save_status(status)
-        if saved and self._hold is not None and self._hold.known is not None:
-            self._hold.known.keep()
+        if saved and self.opened.hold is not None and self.opened.hold.known is not None:
+            self.opened.hold.known.keep()
         return saved
 
     def _status(self) -> TableStatus:
-        progress = self._hold.progress if self._hold else None
+        progress = self.opened.progress
         return TableStatus(
             self._context.config.pipeline,
             self.table,
@@ -1023,7 +956,7 @@ class TableTask:
                 **passed(progress, self.topic, self._counters.filtered),
                 **shown_target(self._context.config, self.table),
                 **self._counters.left(),
-                **self._counters.forgotten(self._tombstones),
+                **self._counters.forgotten(self.opened.tombstones),
                 **(self._counters.caught_up.as_detail() if self._compaction else {}),
                 **self._snapshot.details(progress),
                 **rewind_details(progress, self.topic),
@@ -1044,12 +977,12 @@ class TableTask:
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:
-        own = self._decoding.warnings if self._decoding else ()
-        if self._decoding is not None and self._hold is not None:
-            policies = Policies.of(self._settings, {}, self._context.target.capabilities)
-            rows, progress = self._decoding.row_ddl(), self._hold.progress
+        own = self.opened.decoding.warnings if self.opened.decoding else ()
+        if self.opened.decoding is not None and self.opened.hold is not None:
+            policies = Policies.of(self.opened.settings, {}, self._context.target.capabilities)
+            rows, progress = self.opened.decoding.row_ddl(), self.opened.hold.progress
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
-        ddl = self._ddl.warnings(self._hold)
-        began = self._start.warnings()
+        ddl = self._ddl.warnings(self.opened.hold)
+        began = self.opened.start.warnings()
         warnings = (*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)
         return tuple(dict.fromkeys(with_table(warning, self.table) for warning in warnings))
