@@ -386,10 +386,10 @@ def test_records_that_go_by_are_known_to_the_batch_behind_them(log: LeaderEpochs
     task = _task(log, tmp_path, at)
     plan = BatchPlan((OffsetRange("t", 0, 10, 20),), found(1))
     # They are of a leader that was elected after the check.
-    assert task._pass_by(plan, _Shared(LastRecord(19, 2)), at)
-    assert task._next_offsets() == {0: 10}
-    assert task._pass_by(plan, _Shared(LastRecord(19, 1)), at)
-    assert task._next_offsets() == {0: 20}
+    assert task.reading.pass_by(plan, _Shared(LastRecord(19, 2)))
+    assert task.reading.next_offsets() == {0: 10}
+    assert task.reading.pass_by(plan, _Shared(LastRecord(19, 1)))
+    assert task.reading.next_offsets() == {0: 20}
     batch = task._batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
     after = batch._following_progress(batch._plan, BatchSummary()).topics["t"].partitions[0]
     assert (after.next_offset, after.last) == (20, LastRecord(19, 1))
@@ -435,12 +435,12 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None
-    assert task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
-    assert task._next_offsets() == {0: 100}
+    assert task.reading.pass_by(plan, _Shared(LastRecord(149, 2)))
+    assert task.reading.next_offsets() == {0: 100}
     with pytest.raises(SourceError, match="were dropped each time"):
         applied()
     with pytest.raises(SourceError, match="were dropped each time"):
-        task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
+        task.reading.pass_by(plan, _Shared(LastRecord(149, 2)))
     settings = right(CANAL_JSON).table_config(TABLE)
     (back,) = rewound_offsets(at, found(2, end=150), {0: 99}, settings).items()
     before = _progress(at.partitions[0])

@@ -150,7 +150,7 @@ class TableTasks:
         """Return True if tasks and look-ups together have read a topic to the end offsets in ``offsets``."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
-        read = furthest((looked, *(task.read_up_to(offsets) for task in tasks)))
+        read = furthest((looked, *(task.reading.read_up_to(offsets) for task in tasks)))
         return all(
             partition.latest <= max(partition.earliest, read.get(n, 0))
             for n, partition in offsets.partitions.items()
@@ -210,7 +210,7 @@ class TableTasks:
             self._read_on.add(topic)
             return
         stuck = self._stuck(topic)
-        read = furthest(task.read_up_to(offsets) for task in tasks.values()) if stuck else None
+        read = furthest(task.reading.read_up_to(offsets) for task in tasks.values()) if stuck else None
         try:
             tables = self._tables_of(offsets, read)
         except TidesinkError as exc:

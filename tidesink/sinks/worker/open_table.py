@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from tidesink.config import TableConfig
-from tidesink.errors import ConfigError, StaleProgressError
+from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.run import BatchOutcome, Hold
@@ -42,6 +43,7 @@ class OpenTable:
         session: The Spark session of the table's batches.
         start: The table's start in its topic (the setting ``start``).
         counters: The table's counters. A claim of the table adds what identifies this worker.
+        pauses: The reasons why the table is paused. A claim checks the faults among them.
         hold: The table at the target, claimed for this worker, with its progress. None while it is closed.
         decoding: Decodes the topic's records. None until the table is opened the first time, and before its
             columns are learned again.
@@ -68,7 +70,7 @@ class OpenTable:
         self.was_opened = self.awaits_record = False
         self._context = context
         self.counters = counters
-        self._pauses = pauses
+        self.pauses = pauses
 
     @property
     def progress(self) -> Progress | None:
@@ -79,6 +81,27 @@ class OpenTable:
     def topic_progress(self) -> TopicProgress | None:
         """The table's progress in its topic. None if the table is not open, or nothing was applied."""
         return self.hold.progress.topics.get(self.topic) if self.hold is not None else None
+
+    def stored_progress(self) -> TopicProgress | None:
+        """Load the table's progress in its topic after its last batch from the state store.
+
+        None if the state store does not have it or does not answer.
+        """
+        context, counters = self._context, self.counters
+        try:
+            counters.resume(context, self.table)
+            progress = context.store.progress_of_batch(context.config.pipeline, self.table, counters.batch)
+        except StateStoreError:
+            return None
+        return progress.topics.get(self.topic) if progress is not None else None
+
+    def note_start(self, offsets: TopicOffsets) -> None:
+        """Resolve and store the setting ``start: latest`` at once, before more records arrive."""
+        start = self.start
+        if self.hold is not None or not start.moves_with_time or start.is_stored(offsets):
+            return
+        with suppress(StateStoreError):  # the next look tries again
+            start.settle(offsets)
 
     def is_replaced(self, offsets: TopicOffsets) -> bool:
         """Return True if the topic was replaced before any of its records was applied.
@@ -152,7 +175,7 @@ class OpenTable:
         if self.decoding is None:
             self.decoding = open_decoding(context, self.topic, self.table, session=self.session)
         self.decoding.prepare(offsets, self.start.offsets)
-        hold, self.tombstones = _opened(context, self.decoding, self.settings, self.counters, self._pauses)
+        hold, self.tombstones = _opened(context, self.decoding, self.settings, self.counters, self.pauses)
         return hold
 
     def check_topic_name(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,43 +28,31 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
-from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, applied_event
 from tidesink.sinks.batch.schema_changes import Policies, pending_of
-from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
-from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
-from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import (
-    AddedPartitions,
-    OffsetRange,
-    RecordSize,
     TopicOffsets,
-    budget_of,
-    held_back,
     is_other_topic,
-    limited,
-    plan_ranges,
     topic_deleted,
     waiting_records,
 )
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
-from tidesink.sinks.worker.continuity import late_start
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.outages import LAG, OLDEST, OldestRecords, SavedStatus
 from tidesink.sinks.worker.preflight import shown_target
-from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
+from tidesink.sinks.worker.reading import Reading
+from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, refused, rewind_details
 from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.turns import Job, Look, Steps, next_job
-from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
 _RESTART: Final = "restart the worker (`tidesink run`)"
@@ -84,38 +72,21 @@ class TableTask:
         table: The table.
         state: The table's state, as in its status: IDLE, RUNNING, PAUSED or FAILING.
         batches: Number of batches in this run.
-        lag: Number of records in the topic that were not applied when the worker last looked up offsets.
         turn: Number of the table's last batch, counted over the batches of all tables in this run; 0 before
             the first one.
         opened: The table at the target, with its progress and the decoding of its topic.
-        bound: With cuts, the bound up to which changes are applied; None until it is chosen.
-        marks: Newest known watermark per partition after the table's offsets, if only watermarks lie between.
-        ends: With cuts of a Debezium connector, an offset per partition: all rows up to the bound have lower
-            offsets.
-        stalled: True if the only unread records up to the bound are in added partitions, and these must wait
-            for records above the bound in the old partitions.
+        reading: How far the table has read its topic, and what comes next.
         cooldown: The wait before the retry, after a failure that may pass.
-        seen: The topic's offsets when the worker last looked them up; updated even while a batch runs.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
-        """Create the task. The table is not opened yet.
-
-        The table is registered with the object that reads the topic's records once for several tables.
-        """
+        """Create the task. The table is not opened yet."""
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
-        self.batches = self.turn = self.lag = 0
-        self.bound: int | None = None
-        self.marks: Marks = NO_MARKS
-        self.ends: Mapping[int, int] | None = None
-        self.stalled = False
+        self.batches = self.turn = 0
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
-        self._passed = PassedRecords(context.config.batch.watermark_interval)
-        self._size = RecordSize()
-        self._added = AddedPartitions()
         self._counters = TableCounters()
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
@@ -125,18 +96,14 @@ class TableTask:
         self._pauses = Pauses(table)
         self.opened = OpenTable(context, topic, table, self._counters, self._pauses)
         settings = self.opened.settings
-        self._compaction: Compaction | None = None
         self._snapshot = Snapshot(context, settings)
+        self.reading = Reading(context, self.opened, self._snapshot)
         self._rewinds = Rewinds(context, settings)
         self._ddl = SourceDdl(context, settings)
-        self.seen: TopicOffsets | None = None
         self._oldest = OldestRecords(topic, context.source.fetch)
         self._saved = SavedStatus(context.failures.clock)
         context.failures.follow(table, self._failure_changed)
         self._ended = time.monotonic()
-        self._reads = context.topics.reads(topic)
-        if table.schema != UNKNOWN_SCHEMA:
-            self._reads.expect(table)
 
     def look(self, offsets: TopicOffsets | None) -> None:
         """Record the topic's current offsets, and compute the table's lag from them.
@@ -144,71 +111,17 @@ class TableTask:
         If the table is paused or failing, its status is saved with the new lag. Before the table is opened,
         all records of the topic count as lag.
         """
-        if offsets is not None:
-            self._note_start(offsets)
-            if self.owes_commit and not self._unapplied(offsets) and not self.is_short(offsets):
-                self._passed.step_back()
-            self.lag = self._unapplied(offsets)
-            if self.state in ("PAUSED", "FAILING") and self._saved.lacks_lag(self.lag):
-                self._save_quietly()
-            self._compaction = offsets.compaction
-            if offsets.compaction is not None and self.opened.hold is not None:
-                batch, caught_up = self.opened.hold.progress.batch, self._counters.caught_up
-                ends = {n: partition.latest for n, partition in offsets.partitions.items()}
-                caught_up.see(ends, self._next_offsets(), batch=batch, now=self._context.clock())
-                if self.state == "IDLE" and caught_up.is_due(offsets.compaction):
-                    self._change("IDLE", None)
-
-    def _note_start(self, offsets: TopicOffsets) -> None:
-        """Resolve and store the setting ``start: latest`` at once, before more records arrive."""
-        start = self.opened.start
-        if self.opened.hold is not None or not start.moves_with_time or start.is_stored(offsets):
+        if offsets is None:
             return
-        with suppress(StateStoreError):  # the next look tries again
-            start.settle(offsets)
-
-    @property
-    def starts(self) -> Mapping[int, int]:
-        """First offset to read per partition by the setting ``start``; empty to read from the beginning."""
-        return self.opened.start.offsets
-
-    def _unapplied(self, offsets: TopicOffsets) -> int:
-        """Return the number of the topic's records that are not applied and not skipped yet."""
-        return waiting_records(offsets, self._next_offsets())
-
-    def _known_lag(self) -> int:
-        """Return the table's lag: the number of unapplied records when the offsets were last looked up.
-
-        For a table that is not open, the applied offsets come from the state store.
-        """
-        return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
-
-    def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return the next offset per partition, from the state store if the table is not open."""
-        stored = self._stored_progress() if self.opened.hold is None else None
-        if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
-            return self._next_offsets()
-        return {number: partition.next_offset for number, partition in stored.partitions.items()}
-
-    def _stored_progress(self) -> TopicProgress | None:
-        """Load the table's progress in the topic after its last batch from the state store.
-
-        None if the state store does not have it or does not answer.
-        """
-        context = self._context
-        try:
-            self._counters.resume(context, self.table)
-            progress = context.store.progress_of_batch(
-                context.config.pipeline, self.table, self._counters.batch
-            )
-        except StateStoreError:
-            return None
-        return progress.topics.get(self.topic) if progress is not None else None
-
-    @property
-    def owes_commit(self) -> bool:
-        """Return True if records were skipped so long ago that the table must commit its offsets now."""
-        return self._passed.owe_commit
+        self.reading.look(offsets)
+        if self.state in ("PAUSED", "FAILING") and self._saved.lacks_lag(self.reading.lag):
+            self._save_quietly()
+        if offsets.compaction is not None and self.opened.hold is not None:
+            batch, caught_up = self.opened.hold.progress.batch, self._counters.caught_up
+            ends = {n: partition.latest for n, partition in offsets.partitions.items()}
+            caught_up.see(ends, self.reading.next_offsets(), batch=batch, now=self._context.clock())
+            if self.state == "IDLE" and caught_up.is_due(offsets.compaction):
+                self._change("IDLE", None)
 
     def has_work(self, offsets: TopicOffsets | None) -> bool:
         """Return True if ``work`` has something to do: records, a part of a snapshot, or an error to report.
@@ -235,50 +148,13 @@ class TableTask:
         if self._snapshot.is_outrun(applied):
             return True
         if self._context.config.cuts is None:
-            return self.has_ddl or self.lag > 0
-        return self._may_read and (self.has_ddl or self.unread(offsets) > 0)
+            return self.has_ddl or self.reading.lag > 0
+        return self.reading.may_read and (self.has_ddl or self.reading.unread(offsets) > 0)
 
     @property
     def has_ddl(self) -> bool:
         """Return True if a statement in the connector's DDL topic must be decided about now."""
         return self.opened.hold is not None and self._ddl.is_due(self.opened.hold.progress)
-
-    @property
-    def _may_read(self) -> bool:
-        """Return True if cuts allow the table to read records now.
-
-        False if the bound is not chosen yet, or if the table was already read up to a later bound.
-        """
-        fits = self.bound is not None and (self.least_bound or 0) <= self.bound
-        return fits or self._context.config.cuts is None
-
-    def unread(self, offsets: TopicOffsets) -> int:
-        """Return the number of the topic's unread records. With cuts, counts only records up to the bound."""
-        passed, next_offsets = self._passed_partitions, self._next_offsets()
-        ends = ((n, partition) for n, partition in limited(offsets, self.ends).items() if n not in passed)
-        return sum(
-            max(0, partition.latest - next_offsets.get(n, partition.earliest)) for n, partition in ends
-        )
-
-    @property
-    def _passed_partitions(self) -> Collection[int]:
-        """Numbers of the topic's partitions in which all changes up to the cut's bound are applied."""
-        if self.opened.hold is None or self.bound is None:
-            return ()
-        return passed_partitions(self.opened.hold.progress, self.topic, self.bound, self.marks)
-
-    @property
-    def least_bound(self) -> int | None:
-        """The bound up to which the table was already read. The next bound must not be lower.
-
-        None if any bound is possible, or if the table is not open.
-        """
-        return least_bound(progress, outside=self.outside) if (progress := self.opened.progress) else None
-
-    @property
-    def outside(self) -> bool:
-        """Return True if cuts leave the table out: its snapshot is unfinished, or newer than their bound."""
-        return self._snapshot.is_outside(self.opened.progress, self.bound)
 
     @property
     def is_opening(self) -> bool:
@@ -318,20 +194,7 @@ class TableTask:
         )
         if again or self.has_ddl or self._rewinds.is_due(self.opened.hold.progress):
             return None
-        next_offsets, ends = self.read_up_to(offsets), offsets.partitions
-        if next_offsets.keys() != ends.keys():
-            return None
-        fits = self._counters.filtered.watermarks > 0 and all(
-            ends[n].earliest <= offset <= ends[n].latest <= offset + MOST_WAITING
-            for n, offset in next_offsets.items()
-        )
-        return next_offsets if fits else None
-
-    def read_up_to(self, offsets: TopicOffsets) -> Mapping[int, int]:
-        """Return the next offset per partition; empty if the table is not open or the topic was replaced."""
-        progress = self.opened.topic_progress
-        same = progress is not None and progress.topic_id == offsets.topic_id
-        return self._next_offsets() if same else {}
+        return self.reading.nearly_read_up_to(offsets)
 
     @property
     def rested(self) -> float:
@@ -457,10 +320,7 @@ class TableTask:
 
         Either the topic was replaced, or a broker has answered with outdated offsets.
         """
-        ends = {number: partition.latest for number, partition in offsets.partitions.items()}
-        return self.awaits_topic and any(
-            ends.get(n, -1) < offset for n, offset in self._next_offsets().items()
-        )
+        return self.awaits_topic and self.reading.is_short(offsets)
 
     def wake(self) -> None:
         """Set a failing table to IDLE when the wait before the retry is over, so that it is opened again."""
@@ -479,8 +339,7 @@ class TableTask:
     def close(self) -> None:
         """Close the table at the target, if it is open."""
         self.opened.close()
-        self.marks = NO_MARKS
-        self._passed.clear()
+        self.reading.forget()
 
     def report(self) -> TableReport:
         """Return the table's state and the counters of this run."""
@@ -492,7 +351,7 @@ class TableTask:
             batch=progress.batch if progress else 0,
             batches=self.batches,
             commit_ts=progress.commit_ts if progress else None,
-            lag=self._known_lag(),
+            lag=self.reading.known_lag(),
             counters=self._counters.run.as_counters(),
             zero_dates=dict(self._counters.run_zero_dates),
             ambiguous_times=dict(self._counters.run_ambiguous_times),
@@ -509,7 +368,7 @@ class TableTask:
 
     def _work(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
         """Do the table's next jobs until one ends the turn. Unlike ``work``, raises the jobs' errors."""
-        self.stalled = False
+        self.reading.stalled = False
         if offsets is None:
             raise topic_deleted(self.topic)
         self.opened.continuity.refuse_mode(offsets)
@@ -530,14 +389,14 @@ class TableTask:
             is_open=True,
             is_replaced=self.opened.is_replaced(offsets),
             is_short=self.is_short(offsets),
-            may_read=self._may_read,
+            may_read=self.reading.may_read,
             rewind_asked=self._rewinds.asked is not None,
             rewind_due=self._rewinds.is_due(progress),
             is_outrun=self._snapshot.is_outrun(progress),
             has_ddl=self.has_ddl,
             has_part=self._reads_part(progress, offsets),
             read_part_last=self._snapshot.read_part_last,
-            has_changes=self.unread(offsets) > 0,
+            has_changes=self.reading.unread(offsets) > 0,
         )
 
     def _do(self, job: Job, steps: Steps, offsets: TopicOffsets, *, passes: bool) -> Steps | None:
@@ -553,7 +412,7 @@ class TableTask:
                 self.close()
                 return replace(steps, reopened=True, awaits_record=not self._opens(offsets))
             case Job.CHECK:
-                return replace(steps, continuous=self._is_continuous(offsets))
+                return replace(steps, continuous=self.reading.is_continuous(offsets))
             case Job.FORGET_REWIND:
                 self._rewinds.settle()
                 return steps
@@ -578,38 +437,19 @@ class TableTask:
 
     def _read_changes(self, offsets: TopicOffsets, *, passes: bool) -> None:
         """Run a batch that reads and applies the topic's next records."""
-        plan, reader = self._plan(offsets)
-        self.stalled = plan.records == 0
-        if self.stalled:
+        plan, reader = self.reading.plan(offsets)
+        self.reading.stalled = plan.records == 0
+        if self.reading.stalled:
             self.rest()
             return
         # With cuts, watermarks must be part of the committed progress, so they are not skipped.
         passes &= self._context.config.cuts is None
-        if passes and self._pass_by(plan, reader, self.opened.topic_progress):
+        if passes and self.reading.pass_by(plan, reader):
             return
-        if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
+        left = max(0, self.reading.unapplied(plan.found) - plan.records)
+        if self._begins(plan.records, left=left):
             retry = self._context.retry(self.table)
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
-
-    def _is_continuous(self, offsets: TopicOffsets) -> bool:
-        """Check that no record of the topic was lost or replaced (``Continuity.check``).
-
-        Returns False if Kafka has replaced skipped records by other records, which must be read first.
-        """
-        assert self.opened.hold is not None  # noqa: S101  (opened before)
-        holds = self.opened.continuity.check(
-            self.opened.topic_progress,
-            offsets,
-            batch=self.opened.hold.progress.batch,
-            caught_up=self._counters.caught_up,
-            pauses=self._pauses,
-            repaired=self._snapshot.repairs(self.opened.hold.progress),
-            passed=self._passed.last,
-        )
-        if not holds:
-            # Other records are now at the offsets of the skipped ones.
-            self._passed.clear()
-        return holds
 
     def _begins(self, records: int, *, left: int) -> bool:
         """Set the state to RUNNING and announce the next batch to the listeners.
@@ -640,7 +480,7 @@ class TableTask:
             self._change("RUNNING", None)
             return
         if plan is not None and asked is not None:
-            if not self._begins(0, left=self.lag):
+            if not self._begins(0, left=self.reading.lag):
                 return
             self._rewind_ddl(plan)
             make = partial(RewindBatch, number=asked.number)
@@ -667,22 +507,22 @@ class TableTask:
         """
         assert self.opened.hold is not None  # noqa: S101  (opened before)
         hold, pauses, retry = self.opened.hold, self._pauses, self._context.retry(self.table)
-        decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, offsets, self._next_offsets()))
+        decision = retry.call(
+            lambda: self._ddl.decide(hold, pauses.accepted, offsets, self.reading.next_offsets())
+        )
         if decision is None:
             return False
         if decision.pending:
             self._take(BatchOutcome(hold.progress, pending=decision.pending))
-        elif self._begins(0, left=self.lag):
+        elif self._begins(0, left=self.reading.lag):
             make = retry.call(lambda: self._ddl.batch(decision, hold.progress))
-            plan = BatchPlan(
-                tuple(part._replace(end=part.start) for part in self._available(offsets)), offsets
-            )
+            plan = self.reading.plan_nothing(offsets)
             self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
         return True
 
     def _reads_part(self, progress: Progress, offsets: TopicOffsets) -> bool:
         """Return True if the next part of the table's snapshot can be read now."""
-        return self._snapshot.goes_on(progress, offsets, self._settled_offsets())
+        return self._snapshot.goes_on(progress, offsets, self.reading.settled_offsets())
 
     def _read_part(self, offsets: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot.
@@ -691,13 +531,13 @@ class TableTask:
         the table continues to read its topic.
         """
         assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
-        starts = [part._replace(end=part.start) for part in self._available(offsets)]
+        ranges = self.reading.plan_nothing(offsets)
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # another worker has the table
         progress, retry = self.opened.hold.progress, self._context.retry(self.table)
         self.opened.decoding.catch_up(None, offsets)
-        plan, applied = self.opened.decoding.columns(), self._settled_offsets()
+        plan, applied = self.opened.decoding.columns(), self.reading.settled_offsets()
         # Each retry plans the part anew: the recorded progress must describe what the batch really read.
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
@@ -707,9 +547,9 @@ class TableTask:
         if part is None:
             self._change("RUNNING", None)
             return
-        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.reading.lag))
         kind = SweepBatch if part.sweeps else SnapshotBatch
-        make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), offsets)
+        make = partial(kind, part=part)
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
         except KeyOrderError:
@@ -737,111 +577,28 @@ class TableTask:
         self.opened.check_topic_name()
         return True
 
-    def _plan(self, offsets: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
-        """Return the offset ranges of the next batch, and the reader of its records.
-
-        The reader reads from Kafka, or returns records that were read once for several tables of the topic.
-        """
-        batch = self._context.config.batch
-        available = self._available(offsets)
-        if not self._next_offsets():
-            self._counters.warnings += late_start(self.topic, offsets)
-        limits = Limits(batch.max_records, batch.max_bytes, self._size)
-        source = self._context.source
-        self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
-        again = again_only(available, self.opened.topic_progress)
-        if again is not None:
-            # After a rewind, reads are not shared, since the other tables have read further.
-            self._reads.settle(self.table, None, away=True)
-            most = budget_of(batch.max_records, batch.max_bytes, self._size)
-            return BatchPlan(plan_ranges(again, max_records=most), offsets), source
-        planned = self._reads.plan(self.table, available, offsets, limits=limits)
-        plan = BatchPlan(planned.ranges, planned.found)
-        if planned.kept is None:
-            return plan, source
-        return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
-
-    def _available(self, offsets: TopicOffsets) -> list[OffsetRange]:
-        """Return the range of records that can be read next in each partition.
-
-        It is empty for a new partition until older partitions are read, and for a partition that has passed
-        the bound of the next cut.
-        """
-        next_offsets, parts = self._next_offsets(), offsets.partitions
-        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(offsets))
-        held = {*held_back(grown, next_offsets, parts), *self._passed_partitions}
-        starts = {
-            n: next_offsets.get(n, parts[n].earliest) for n in self._added.readable(next_offsets, parts)
-        }
-        # Waiting partitions get empty ranges. So they stay in the progress, and expired records are noticed.
-        return [
-            OffsetRange(
-                self.topic, n, starts[n], starts[n] if n in held else max(starts[n], partition.latest)
-            )
-            for n, partition in limited(offsets, self.ends).items()
-            if n in starts
-        ]
-
-    def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Skip the batch's records without a commit if they contain nothing for this table.
-
-        Returns True if no batch must run: the records were skipped, or must be read again because Kafka has
-        replaced earlier ones.
-        """
-        if progress is None or not isinstance(reader, TableRecords) or reader.commits:
-            return False
-        try:
-            if self._context.retry(self.table).call(lambda: reader.concern(self.opened.session)):
-                return False
-        except RangeTooLargeError:
-            return False  # the batch splits its ranges
-        before = {**progress.last_records, **self._passed.last}
-        if self.opened.continuity.follows(plan.found, before, reader.last):
-            self._passed.add(plan.ranges, reader.last)
-        return True
-
     def _settle(self, *, away: bool = False) -> None:
         """Report the table's offsets to the object that reads the topic once for several tables.
 
-        It then releases records that no table needs any longer.
-
         ``away``: True if the table stops reading in this run.
         """
-        stopped = away or self.opened.awaits_record or self.state in ("PAUSED", "FAILING")
-        if self.table.schema != UNKNOWN_SCHEMA:
-            next_offsets = self._next_offsets() if self.opened.hold is not None else {}
-            self._reads.settle(self.table, next_offsets or None, away=stopped)
-
-    def _next_offsets(self) -> dict[int, int]:
-        """Return the next offset per partition, after applied and skipped records.
-
-        Empty for a table without progress that reads its topic from the beginning (``start: earliest``).
-        """
-        progress = self.opened.topic_progress
-        if self.opened.hold is None or progress is None:
-            return self._passed.behind(self.opened.start.offsets)
-        return self._passed.behind(starts(self.opened.hold.progress, self.topic, self.bound))
-
-    def _settled_offsets(self) -> dict[int, int]:
-        """Return an offset per partition: all records below it are applied or skipped.
-
-        With cuts, it can be lower than the next offset, if a row waits for a later bound.
-        """
-        return settled(self.opened.topic_progress, self._next_offsets(), self.bound)
+        self.reading.settle(away=away or self.state in ("PAUSED", "FAILING"))
 
     def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self.opened.session, plan.records)
         hold, accepted = self.opened.hold, self._pauses.accepted
         loads = self._snapshot.is_under_way(hold.progress)
-        hold = replace(hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
+        hold = replace(
+            hold, accepted=accepted, loads=loads, bound=self.reading.bound, outside=self.reading.outside
+        )
         return make(
             self._context,
             hold,
             self.opened.decoding,
             settings=self.opened.settings,
             session=self.opened.session,
-            plan=replace(plan, last=self._passed.last, follows=self.opened.continuity.follows),
+            plan=self.reading.after_skipped(plan),
             reader=reader,
         )
 
@@ -854,11 +611,7 @@ class TableTask:
         if outcome.account is not None and outcome.read is not None and self.opened.hold is not None:
             self.batches += 1
             self.opened.take(outcome)
-            self._passed.clear()
-            # Rows that waited may be next under another bound, so watermarks after them no longer count.
-            self.marks = NO_MARKS
-            # The size of decoded records in memory counts, which is many times the size in Kafka.
-            self._size.learn(outcome.read.records, outcome.read.decoded)
+            self.reading.took(outcome)
             self._counters.add(outcome)
             self._context.listeners.hear(applied_event(self.table, outcome))
         if outcome.pending:
@@ -957,7 +710,7 @@ class TableTask:
                 **shown_target(self._context.config, self.table),
                 **self._counters.left(),
                 **self._counters.forgotten(self.opened.tombstones),
-                **(self._counters.caught_up.as_detail() if self._compaction else {}),
+                **(self._counters.caught_up.as_detail() if self.reading.compaction else {}),
                 **self._snapshot.details(progress),
                 **rewind_details(progress, self.topic),
                 **self._pauses.details(),
@@ -966,9 +719,9 @@ class TableTask:
 
     def _failure_details(self) -> dict[str, Any]:
         """Return lag, failure and the time of the oldest unapplied record, as details of the status."""
-        seen, failures = self.seen, self._context.failures
-        next_offsets = self._known_offsets(seen) if seen else {}
-        lag = waiting_records(seen, next_offsets) if seen else self.lag
+        seen, failures = self.reading.seen, self._context.failures
+        next_offsets = self.reading.known_offsets(seen) if seen else {}
+        lag = waiting_records(seen, next_offsets) if seen else self.reading.lag
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
