@@ -41,4 +41,4 @@ def test_what_stands_behind_a_table_is_known_until_it_reads_on(
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5)))
         assert table_task.reading.outside
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5, cancelled=5)))
-        assert (table_task.reading.outside, table_task.obstacle) == (False, "")
+        assert (table_task.reading.outside, table_task.status.obstacle) == (False, "")

@@ -123,6 +123,10 @@ class _Table:
     def reading(self) -> _Table:
         return self
 
+    @property
+    def status(self) -> _Table:
+        return self
+
     def unread(self, _found: TopicOffsets) -> int:
         return self.lag
 

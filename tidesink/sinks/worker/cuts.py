@@ -291,7 +291,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
         outside: Tables that the cut leaves out. It does not wait for them.
         seen: The current offsets of the topics.
     """
-    stuck = {task for task in blocked if task.obstacle or task.topic in seen.unanswered}
+    stuck = {task for task in blocked if task.status.obstacle or task.topic in seen.unanswered}
     stuck |= {task for task in blocked if task.reading.stalled}
     stuck |= {*outside}
     others = any(not reason or task.reading.stalled for task, reason in blocked.items())
@@ -300,8 +300,8 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
     """Return the reason why a table has not reached the cut's bound, or an empty text if it has."""
-    if task.obstacle:
-        return task.obstacle
+    if task.status.obstacle:
+        return task.status.obstacle
     if offsets is None:
         return "no broker answers for its topic"
     progress, reading = task.opened.progress, task.reading

@@ -69,7 +69,7 @@ class TableTasks:
         short = set[str]()
         for topic, tables in self._table_tasks.items():
             offsets = topics.get(topic)
-            if offsets is None and any(task.awaits_topic for task in tables.values()):
+            if offsets is None and any(task.status.awaits_topic for task in tables.values()):
                 absent.add(topic)
             elif offsets is not None and not self._is_followed(offsets):
                 short |= {topic for task in tables.values() if task.is_short(offsets)}
@@ -204,7 +204,7 @@ class TableTasks:
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
         tasks = self._table_tasks[topic]
         refused = tasks.get(_unknown(topic))
-        if refused is not None and refused.cools_down:
+        if refused is not None and refused.status.cools_down:
             return
         if self._is_followed(offsets):
             self._read_on.add(topic)
@@ -227,7 +227,7 @@ class TableTasks:
     def _stuck(self, topic: str) -> bool:
         """Return True if a topic has tasks, and all of them continue only after a user's intervention."""
         tables = self._table_tasks[topic].values()
-        return bool(tables) and all(task.is_stuck for task in tables)
+        return bool(tables) and all(task.status.is_stuck for task in tables)
 
     def _add(self, topic: str, table: TableId) -> None:
         table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
@@ -242,7 +242,7 @@ class TableTasks:
         look-up is retried later. Other topics are not affected.
         """
         tasks, name = self._table_tasks[topic], _unknown(topic)
-        if name not in tasks or not tasks[name].cools_down:
+        if name not in tasks or not tasks[name].status.cools_down:
             tasks[name] = TableTask(self._context, topic, name)
         tasks[name].fail(error)
 

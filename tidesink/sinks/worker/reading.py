@@ -32,7 +32,7 @@ from tidesink.sinks.worker.snapshot import Snapshot
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 
-class Reading:
+class TopicReading:
     """Reads one table's topic: what is applied and skipped, and what comes next.
 
     The worker's main thread calls this while no batch of the table runs. It may set ``seen`` at any time.

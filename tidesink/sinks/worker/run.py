@@ -258,7 +258,7 @@ class Worker:
         """Record in the state store that the worker has ended, so that no status announces a retry."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
-            table_task.tell_failure()
+            table_task.status.save_failure()
         self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
@@ -374,7 +374,7 @@ class Worker:
         for table_task in idle:
             error = seen.unanswered.get(table_task.topic)
             if error is not None and table_task.topic not in self._failed:
-                table_task.await_topic(error, self._context.config.batch.poll_interval)
+                table_task.status.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
         """Return the tasks that need no batch: their topics have no new records, or only watermarks."""
@@ -399,7 +399,7 @@ class Worker:
         return (
             settled is not None
             and table_task.state == "IDLE"
-            and not table_task.is_failing
+            and not table_task.status.is_failing
             and not (table_task.reading.owes_commit or table_task.has_ddl or table_task.looks_again)
             and settled[0] is seen.found.get(table_task.topic)
             and settled[1] == self._requests.of(table_task.table)
@@ -436,7 +436,7 @@ class Worker:
             self._settled.pop(table_task, None)
             table_task.look(topics.get(table_task.topic))
             if not self._may_work(table_task, seen):
-                table_task.recover()
+                table_task.status.recover()
                 asked = self._requests.of(table_task.table)
                 limits = table_task.reading.bound, table_task.reading.ends
                 self._settled[table_task] = topics.get(table_task.topic), asked, *limits
