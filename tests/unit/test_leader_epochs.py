@@ -44,7 +44,7 @@ from tidesink.sinks.state.progress import (
 )
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import Pauses, RewindControl
+from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, RewindControl
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask
@@ -390,7 +390,7 @@ def test_records_that_go_by_are_known_to_the_batch_behind_them(log: LeaderEpochs
     assert task.reading.next_offsets() == {0: 10}
     assert task.reading.pass_by(plan, _Shared(LastRecord(19, 1)))
     assert task.reading.next_offsets() == {0: 20}
-    batch = task._batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
+    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
     after = batch._following_progress(batch._plan, BatchSummary()).topics["t"].partitions[0]
     assert (after.next_offset, after.last) == (20, LastRecord(19, 1))
 
@@ -400,7 +400,7 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
     log: LeaderEpochs, tmp_path: Path, epoch: int, *, counts: bool
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
-    batch = task._batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
+    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
     read = PartitionSummary(10, 19, last=LastRecord(19, epoch))
     reduction = Reduction(
         batch._plan,
@@ -431,7 +431,7 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     )
 
     def applied() -> BatchOutcome:
-        return task._batch(plan, KafkaSource(no_fetch))._applied(reduction)
+        return task.runner.batch(plan, KafkaSource(no_fetch))._applied(reduction)
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None
@@ -456,13 +456,12 @@ def test_a_rewind_has_ddl_read_again_before_its_commit(log: LeaderEpochs, tmp_pa
         raise StopRequestedError
 
     task.opened.decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
-    store = task._context.store
+    store = SqlStateStore(str(tmp_path / "state.db"))
     ddl = {"topic_id": "id", "timed": True, "definitions": TableDefinitions().to_json(), "next_offset": 38}
     ddl |= {"warnings": [], "rows": [], "last": [37, 0], "newest": -1}
     store.save_document("topic-ddl", "shop/t", ddl)
-    task._rewinds.asked = RewindControl(1, "t", "id", ((0, 30),))
-    with pytest.raises(StopRequestedError):
-        task._rewind(found(1))
+    task.apply_control(NOTHING_ASKED.rewound(RewindControl(1, "t", "id", ((0, 30),))))
+    task.work(found(1))
     kept: Any = store.load_document("topic-ddl", "shop/t")
     assert (kept["next_offset"], kept["last"]) == (30, None)
 

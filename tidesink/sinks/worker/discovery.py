@@ -72,7 +72,8 @@ class TableTasks:
             if offsets is None and any(task.status.awaits_topic for task in tables.values()):
                 absent.add(topic)
             elif offsets is not None and not self._is_followed(offsets):
-                short |= {topic for task in tables.values() if task.is_short(offsets)}
+                needing = [task for task in tables.values() if task.status.awaits_topic]
+                short |= {topic for task in needing if task.reading.is_short(offsets)}
         return frozenset(absent - topics.keys() - seen.unanswered.keys()) | short
 
     def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:

@@ -28,6 +28,8 @@ from tidesink.sinks.worker.starts import Start
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidesink.sinks.batch.decoders import DecodePlan
+
 _log = structlog.get_logger("tidesink.worker")
 
 
@@ -76,6 +78,12 @@ class OpenTable:
     def progress(self) -> Progress | None:
         """The table's progress, or None if the table is not open."""
         return self.hold.progress if self.hold is not None else None
+
+    @property
+    def committed(self) -> Progress:
+        """The progress of the open table. Must only be called while the table is open."""
+        assert self.hold is not None  # noqa: S101  (opened before)
+        return self.hold.progress
 
     @property
     def topic_progress(self) -> TopicProgress | None:
@@ -197,6 +205,15 @@ class OpenTable:
         if self.tombstones is not None:
             self.tombstones.collect_if_due(outcome.progress, self.topic)
             self.hold = replace(self.hold, horizon=self.tombstones.horizon)
+
+    def columns(self, offsets: TopicOffsets) -> DecodePlan:
+        """Return the decode plan for rows that are newer than all records, such as rows of a snapshot.
+
+        ``offsets``: the topic's current offsets. DDL before them is read first.
+        """
+        assert self.decoding is not None  # noqa: S101  (opened before)
+        self.decoding.catch_up(None, offsets)
+        return self.decoding.columns()
 
     def forget_columns(self) -> None:
         """Learn the table's columns anew when it is opened the next time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from tidesink.errors import (
     type_change_way,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import StopRequestedError, WorkerContext, may_pass
+from tidesink.sinks.batch.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.observers import BatchStarted, TableReport
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, applied_event
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
@@ -29,7 +29,7 @@ from tidesink.sinks.kafka.offsets import (
     topic_deleted,
 )
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, TableState
 from tidesink.sinks.worker.control import Pauses, TableControl
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
@@ -45,6 +45,300 @@ _log = structlog.get_logger("tidesink.worker")
 _RESTART: Final = "restart the worker (`tidesink run`)"
 
 
+@dataclass
+class BatchRunner:
+    """Runs the batches of one table, with retries, and takes their outcomes.
+
+    ``batches``: number of batches in this run.
+    """
+
+    context: WorkerContext
+    opened: OpenTable
+    reading: TopicReading
+    status: ReportedState
+    snapshot: Snapshot
+    batches: int = 0
+
+    def begin(self, records: int, *, left: int) -> bool:
+        """Set the state to RUNNING and announce the next batch to the listeners.
+
+        Returns False if another worker has taken over the table. ``records``: number of records in the batch.
+        ``left``: number of records in the topic after the batch.
+        """
+        self.status.change("RUNNING")
+        if self.status.state != "RUNNING":
+            return False
+        batch = self.opened.committed.batch + 1
+        self.context.listeners.hear(BatchStarted(self.opened.table, batch, records, left))
+        return True
+
+    def run(
+        self, plan: BatchPlan, reader: RecordReader | None = None, make: Callable[..., Batch] = Batch
+    ) -> BatchOutcome:
+        """Run a batch, with retries. ``reader``: reads its records; from Kafka if None."""
+        source = reader if reader is not None else self.context.source
+        return self.context.retry(self.opened.table).call(lambda: self.batch(plan, source, make).run())
+
+    def batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
+        """Return the batch of a plan. Each try needs a new one."""
+        opened, reading = self.opened, self.reading
+        hold, decoding = opened.hold, opened.decoding
+        assert hold is not None and decoding is not None  # noqa: S101, PT018  (opened before)
+        fit_shuffle(opened.session, plan.records)
+        accepted, loads = opened.pauses.accepted, self.snapshot.is_under_way(hold.progress)
+        return make(
+            self.context,
+            replace(hold, accepted=accepted, loads=loads, bound=reading.bound, outside=reading.outside),
+            decoding,
+            settings=opened.settings,
+            session=opened.session,
+            plan=reading.after_skipped(plan),
+            reader=reader,
+        )
+
+    def take(self, outcome: BatchOutcome) -> None:
+        """Update the table's progress, counters and state from the outcome of a batch.
+
+        The table becomes PAUSED if the batch stopped at a bad record, or at a schema change that waits for a
+        user's decision.
+        """
+        opened = self.opened
+        if outcome.account is not None and outcome.read is not None and opened.hold is not None:
+            self.batches += 1
+            opened.take(outcome)
+            self.reading.took(outcome)
+            opened.counters.add(outcome)
+            self.context.listeners.hear(applied_event(opened.table, outcome))
+        if outcome.pending:
+            self.status.pause(outcome.pending)
+        elif outcome.bad is not None:
+            way = type_change_way(outcome.bad.error, outcome.bad.reason, _RESTART)
+            self.status.change("PAUSED", f"{outcome.bad} {way}".rstrip())
+        else:
+            self.status.change("RUNNING")
+        self.context.failpoints.reach("reported")
+
+
+@dataclass(frozen=True)
+class TableTurns:
+    """Takes the turns of one table: does step after step until one ends the turn."""
+
+    context: WorkerContext
+    opened: OpenTable
+    reading: TopicReading
+    status: ReportedState
+    snapshot: Snapshot
+    rewinds: Rewinds
+    ddl: SourceDdl
+    runner: BatchRunner
+
+    def take(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
+        """Take one turn.
+
+        ``offsets``: the topic's current offsets, or None if it does not exist. ``passes``: True if records
+        that contain nothing for the table may be skipped without a commit.
+
+        Raises:
+            TidesinkError: a step failed, or the topic does not exist.
+            StopRequestedError: a stop was requested before the commit.
+        """
+        self.reading.stalled = False
+        if offsets is None:
+            raise topic_deleted(self.opened.topic)
+        self.opened.continuity.refuse_mode(offsets)
+        findings: Findings | None = Findings()
+        while findings is not None:
+            facts = self.facts(offsets)
+            step = next_step(findings, facts)
+            if facts.has_part and step in (Step.SNAPSHOT_PART, Step.CHANGES):
+                self.snapshot.read_part_last = step is Step.SNAPSHOT_PART
+            findings = self._do(step, findings, offsets, passes=passes)
+
+    def facts(self, offsets: TopicOffsets) -> TableFacts:
+        """Return the facts by which the next step is chosen. Makes no request to Kafka or the target."""
+        progress, opened, reading = self.opened.progress, self.opened, self.reading
+        if progress is None:
+            return TableFacts()
+        return TableFacts(
+            is_open=True,
+            is_replaced=opened.is_replaced(offsets),
+            is_short=self.status.awaits_topic and reading.is_short(offsets),
+            may_read=reading.may_read,
+            rewind_asked=self.rewinds.asked is not None,
+            rewind_due=self.rewinds.is_due(progress),
+            is_outrun=self.snapshot.is_outrun(progress),
+            has_ddl=self.has_ddl,
+            has_part=self.has_part(offsets),
+            read_part_last=self.snapshot.read_part_last,
+            has_changes=reading.unread(offsets) > 0,
+        )
+
+    def has_part(self, offsets: TopicOffsets) -> bool:
+        """Return True if the next part of the table's snapshot can be read now."""
+        progress, applied = self.opened.progress, self.reading.settled_offsets()
+        return progress is not None and self.snapshot.goes_on(progress, offsets, applied)
+
+    @property
+    def has_ddl(self) -> bool:
+        """Return True if a statement in the connector's DDL topic must be decided about now."""
+        return self.opened.progress is not None and self.ddl.is_due(self.opened.progress)
+
+    def _do(self, step: Step, findings: Findings, offsets: TopicOffsets, *, passes: bool) -> Findings | None:
+        """Do one step. Return what the turn has found out so far, or None if the step ends the turn."""
+        match step:
+            case Step.OPEN:
+                return replace(findings, opened=True, awaits_record=not self._open(offsets))
+            case Step.REOPEN:
+                self.opened.forget_columns()
+                self.opened.close()
+                self.reading.forget()
+                return replace(findings, reopened=True, awaits_record=not self._open(offsets))
+            case Step.CHECK:
+                return replace(findings, continuous=self.reading.is_continuous(offsets))
+            case Step.FORGET_REWIND:
+                self.rewinds.settle()
+                return findings
+            case Step.SOURCE_DDL:
+                return None if self._settle_ddl(offsets) else replace(findings, ddl_waits=True)
+            case Step.REWIND:
+                self._rewind(offsets)
+            case Step.OUTRUN:
+                self._refuse_outrun()
+            case Step.SNAPSHOT_PART:
+                self._read_part(offsets)
+            case Step.CHANGES:
+                self._read_changes(offsets, passes=passes)
+            case Step.REST:
+                pass
+        return None
+
+    def _open(self, offsets: TopicOffsets) -> bool:
+        """Open the table. Return False if it cannot be opened without a first record."""
+        if not self.opened.try_open(offsets):
+            self.status.change("IDLE")
+            return False
+        if self.opened.start.offsets and self.opened.topic_progress is None:
+            self.status.change("IDLE")  # saves the warning about records before the start
+        self.opened.check_topic_name()
+        return True
+
+    def _refuse_outrun(self) -> None:
+        self.opened.counters.warnings += (self.snapshot.tell_outrun(self.opened.committed),)
+        self.status.change("RUNNING")
+
+    def _read_changes(self, offsets: TopicOffsets, *, passes: bool) -> None:
+        """Run a batch that reads and applies the topic's next records."""
+        plan, reader = self.reading.plan(offsets)
+        self.reading.stalled = plan.records == 0
+        if self.reading.stalled:
+            self.status.rest()
+            return
+        # With cuts, watermarks must be part of the committed progress, so they are not skipped.
+        passes &= self.context.config.cuts is None
+        if passes and self.reading.pass_by(plan, reader):
+            return
+        left = max(0, self.reading.unapplied(plan.found) - plan.records)
+        if self.runner.begin(plan.records, left=left):
+            self.runner.take(self.runner.run(plan, reader))
+
+    def _rewind(self, offsets: TopicOffsets) -> None:
+        """Set the table's offsets back as a user requested, or refuse the request with a warning.
+
+        A rewind is refused if rows would be lost or duplicated.
+        """
+        progress, asked, retry = self.opened.committed, self.rewinds.asked, self._retry
+        try:
+            loads = self.snapshot.is_under_way(progress)
+            plan = retry.call(lambda: self.rewinds.plan(progress, offsets, loads=loads))
+        except ConfigError as exc:
+            self.opened.counters.warnings += (refused(exc),)
+            self.status.change("RUNNING")
+            return
+        if plan is not None and asked is not None:
+            if not self.runner.begin(0, left=self.reading.lag):
+                return
+            self._rewind_ddl(plan)
+            outcome = self.runner.run(plan, make=partial(RewindBatch, number=asked.number))
+            self.runner.take(outcome)
+            if outcome.pending:
+                return
+        self.rewinds.settle()
+
+    def _rewind_ddl(self, plan: BatchPlan) -> None:
+        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
+
+        This is done before the rewind is committed, because reading DDL twice does no harm.
+        """
+        ddl = self.context.topics.ddl(self.opened.topic)
+        for part in plan.ranges:
+            if part.partition == DDL_PARTITION:
+                self._retry.call(partial(ddl.rewind, plan.found, part.start))
+
+    @property
+    def _retry(self) -> RetryPolicy:
+        return self.context.retry(self.opened.table)
+
+    def _settle_ddl(self, offsets: TopicOffsets) -> bool:
+        """Decide about statements in the connector's DDL topic, and commit the decision.
+
+        Returns False if rows of the table's topic must be applied first.
+        """
+        hold, accepted = self.opened.hold, self.opened.pauses.accepted
+        assert hold is not None  # noqa: S101  (opened before)
+        decision = self._retry.call(
+            lambda: self.ddl.decide(hold, accepted, offsets, self.reading.next_offsets())
+        )
+        if decision is None:
+            return False
+        if decision.pending:
+            self.runner.take(BatchOutcome(hold.progress, pending=decision.pending))
+        elif self.runner.begin(0, left=self.reading.lag):
+            make = self._retry.call(lambda: self.ddl.batch(decision, hold.progress))
+            self.runner.take(self.runner.run(self.reading.plan_nothing(offsets), make=make))
+        return True
+
+    def _read_part(self, offsets: TopicOffsets) -> None:
+        """Apply the next part of the table's snapshot.
+
+        The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which
+        the table continues to read its topic.
+        """
+        ranges = self.reading.plan_nothing(offsets)
+        self.status.change("RUNNING")
+        if self.status.state != "RUNNING":
+            return  # another worker has the table
+        progress = self.opened.committed
+        plan, applied = self.opened.columns(offsets), self.reading.settled_offsets()
+        # Each retry plans the part anew: the recorded progress must describe what the batch really read.
+        try:
+            part = self._retry.call(lambda: self.snapshot.next_part(progress, plan, applied))
+        except SnapshotRefusedError as exc:
+            part = None
+            self.opened.counters.warnings += (self.snapshot.refuse(exc, progress),)
+        if part is None:
+            self.status.change("RUNNING")
+            return
+        started = BatchStarted(self.opened.table, progress.batch + 1, 0, self.reading.lag)
+        self.context.listeners.hear(started)
+        kind = SweepBatch if part.sweeps else SnapshotBatch
+        try:
+            outcome = self.runner.run(ranges, make=partial(kind, part=part))
+        except KeyOrderError:
+            # The next part is planned in the new order of the key.
+            self.status.change("RUNNING")
+            return
+        except ValueOutOfRangeError as exc:
+            # The DDL that widens the column may arrive later, so the part is retried later.
+            self.status.fail(exc, passes=True)
+            return
+        if outcome.account is not None:
+            self.snapshot.took(part, sum(outcome.seconds.values()))
+            self.snapshot.forget_keys(progress, outcome.progress)
+        elif not outcome.pending:
+            self.snapshot.row_does_not_fit(part, applied)
+        self.runner.take(outcome)
+
+
 class TableTask:
     """The work of one table in a worker.
 
@@ -55,18 +349,18 @@ class TableTask:
         topic: The topic of the table's changes.
         table: The table.
         status: The table's state, and its status in the state store.
-        batches: Number of batches in this run.
         turn: Number of the table's last batch, counted over the batches of all tables in this run; 0 before
             the first one.
         opened: The table at the target, with its progress and the decoding of its topic.
         reading: How far the table has read its topic, and what comes next.
+        runner: Runs the table's batches, and counts them.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
         """Create the task. The table is not opened yet."""
         self.topic = topic
         self.table = table
-        self.batches = self.turn = 0
+        self.turn = 0
         self._context = context
         self._counters = TableCounters()
         self._pauses = Pauses(table)
@@ -80,7 +374,15 @@ class TableTask:
             context, self.opened, self.reading, snapshot=self._snapshot, ddl=self._ddl
         )
         self.status = ReportedState(context, self.opened, self._documents)
+        parts = context, self.opened, self.reading, self.status, self._snapshot
+        self.runner = BatchRunner(*parts)
+        self._turns = TableTurns(*parts, self._rewinds, self._ddl, self.runner)
         self._ended = time.monotonic()
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in this run."""
+        return self.runner.batches
 
     @property
     def state(self) -> TableState:
@@ -121,21 +423,19 @@ class TableTask:
                 or unmet
                 or any(partition.latest > 0 for partition in offsets.partitions.values())
             )
-        applied, progress = self.opened.hold.progress, self.opened.topic_progress
+        progress, facts = self.opened.topic_progress, self._turns.facts(offsets)
         if progress is not None and is_other_topic(progress.topic_id, offsets.topic_id):
             return True
-        if self._rewinds.is_due(applied) or self.is_short(offsets) or self._reads_part(applied, offsets):
-            return True
-        if self._snapshot.is_outrun(applied):
+        if facts.rewind_due or facts.is_short or facts.has_part or facts.is_outrun:
             return True
         if self._context.config.cuts is None:
-            return self.has_ddl or self.reading.lag > 0
-        return self.reading.may_read and (self.has_ddl or self.reading.unread(offsets) > 0)
+            return facts.has_ddl or self.reading.lag > 0
+        return facts.may_read and (facts.has_ddl or facts.has_changes)
 
     @property
     def has_ddl(self) -> bool:
         """Return True if a statement in the connector's DDL topic must be decided about now."""
-        return self.opened.hold is not None and self._ddl.is_due(self.opened.hold.progress)
+        return self._turns.has_ddl
 
     @property
     def is_opening(self) -> bool:
@@ -162,10 +462,10 @@ class TableTask:
         if offsets is None or self.status.is_stopped or self.opened.hold is None:
             return None
         progress = self.opened.topic_progress
-        again = (progress is not None and progress.read_again) or self._reads_part(
-            self.opened.hold.progress, offsets
-        )
-        if again or self.has_ddl or self._rewinds.is_due(self.opened.hold.progress):
+        again = progress is not None and progress.read_again
+        if again or self._turns.has_part(offsets) or self.has_ddl:
+            return None
+        if self._rewinds.is_due(self.opened.committed):
             return None
         return self.reading.nearly_read_up_to(offsets)
 
@@ -181,7 +481,7 @@ class TableTask:
         that contain nothing for the table may be skipped without a commit.
         """
         try:
-            self._work(offsets, passes=passes)
+            self._turns.take(offsets, passes=passes)
             self.status.recover()
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
@@ -229,13 +529,6 @@ class TableTask:
         """Stop reading the table's topic in this run, so that no records are kept for the table."""
         self._settle(away=True)
 
-    def is_short(self, offsets: TopicOffsets) -> bool:
-        """Return True if a partition ends below the table's next offset, and the task needs its topic now.
-
-        Either the topic was replaced, or a broker has answered with outdated offsets.
-        """
-        return self.status.awaits_topic and self.reading.is_short(offsets)
-
     def wake(self) -> None:
         """Set a failing table to IDLE when the wait before the retry is over, so that it is opened again."""
         if self.table.schema == UNKNOWN_SCHEMA:
@@ -272,260 +565,9 @@ class TableTask:
             error=self.status.error,
         )
 
-    def _work(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
-        """Do the table's next jobs until one ends the turn. Unlike ``work``, raises the jobs' errors."""
-        self.reading.stalled = False
-        if offsets is None:
-            raise topic_deleted(self.topic)
-        self.opened.continuity.refuse_mode(offsets)
-        findings: Findings | None = Findings()
-        while findings is not None:
-            look = self._look_now(offsets)
-            job = next_step(findings, look)
-            if look.has_part and job in (Step.SNAPSHOT_PART, Step.CHANGES):
-                self._snapshot.read_part_last = job is Step.SNAPSHOT_PART
-            findings = self._do(job, findings, offsets, passes=passes)
-
-    def _look_now(self, offsets: TopicOffsets) -> TableFacts:
-        """Return the facts by which the next job is chosen. Makes no request to Kafka or the target."""
-        if self.opened.hold is None:
-            return TableFacts()
-        progress = self.opened.hold.progress
-        return TableFacts(
-            is_open=True,
-            is_replaced=self.opened.is_replaced(offsets),
-            is_short=self.is_short(offsets),
-            may_read=self.reading.may_read,
-            rewind_asked=self._rewinds.asked is not None,
-            rewind_due=self._rewinds.is_due(progress),
-            is_outrun=self._snapshot.is_outrun(progress),
-            has_ddl=self.has_ddl,
-            has_part=self._reads_part(progress, offsets),
-            read_part_last=self._snapshot.read_part_last,
-            has_changes=self.reading.unread(offsets) > 0,
-        )
-
-    def _do(self, job: Step, findings: Findings, offsets: TopicOffsets, *, passes: bool) -> Findings | None:
-        """Do one job. Return the facts that the turn has found out so far, or None if the job ends the turn.
-
-        ``passes``: True if records that contain nothing for the table may be skipped without a commit.
-        """
-        match job:
-            case Step.OPEN:
-                return replace(findings, opened=True, awaits_record=not self._opens(offsets))
-            case Step.REOPEN:
-                self.opened.forget_columns()
-                self.close()
-                return replace(findings, reopened=True, awaits_record=not self._opens(offsets))
-            case Step.CHECK:
-                return replace(findings, continuous=self.reading.is_continuous(offsets))
-            case Step.FORGET_REWIND:
-                self._rewinds.settle()
-                return findings
-            case Step.SOURCE_DDL:
-                return None if self._settle_ddl(offsets) else replace(findings, ddl_waits=True)
-            case Step.REWIND:
-                self._rewind(offsets)
-            case Step.OUTRUN:
-                self._refuse_outrun()
-            case Step.SNAPSHOT_PART:
-                self._read_part(offsets)
-            case Step.CHANGES:
-                self._read_changes(offsets, passes=passes)
-            case Step.REST:
-                pass
-        return None
-
-    def _refuse_outrun(self) -> None:
-        assert self.opened.hold is not None  # noqa: S101  (opened before)
-        self._counters.warnings += (self._snapshot.tell_outrun(self.opened.hold.progress),)
-        self.status.change("RUNNING")
-
-    def _read_changes(self, offsets: TopicOffsets, *, passes: bool) -> None:
-        """Run a batch that reads and applies the topic's next records."""
-        plan, reader = self.reading.plan(offsets)
-        self.reading.stalled = plan.records == 0
-        if self.reading.stalled:
-            self.rest()
-            return
-        # With cuts, watermarks must be part of the committed progress, so they are not skipped.
-        passes &= self._context.config.cuts is None
-        if passes and self.reading.pass_by(plan, reader):
-            return
-        left = max(0, self.reading.unapplied(plan.found) - plan.records)
-        if self._begins(plan.records, left=left):
-            retry = self._context.retry(self.table)
-            self._take(retry.call(lambda: self._batch(plan, reader).run()))
-
-    def _begins(self, records: int, *, left: int) -> bool:
-        """Set the state to RUNNING and announce the next batch to the listeners.
-
-        Returns False if another worker has taken over the table. ``records``: number of records in the batch.
-        ``left``: number of records in the topic after the batch.
-        """
-        assert self.opened.hold is not None  # noqa: S101  (opened before)
-        self.status.change("RUNNING")
-        if self.state != "RUNNING":
-            return False
-        batch = self.opened.hold.progress.batch + 1
-        self._context.listeners.hear(BatchStarted(self.table, batch, records, left))
-        return True
-
-    def _rewind(self, offsets: TopicOffsets) -> None:
-        """Set the table's offsets back as a user requested, or refuse the request with a warning.
-
-        A rewind is refused if rows would be lost or duplicated.
-        """
-        assert self.opened.hold is not None  # noqa: S101  (opened before)
-        context, progress, asked = self._context, self.opened.hold.progress, self._rewinds.asked
-        try:
-            loads = self._snapshot.is_under_way(progress)
-            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, offsets, loads=loads))
-        except ConfigError as exc:
-            self._counters.warnings += (refused(exc),)
-            self.status.change("RUNNING")
-            return
-        if plan is not None and asked is not None:
-            if not self._begins(0, left=self.reading.lag):
-                return
-            self._rewind_ddl(plan)
-            make = partial(RewindBatch, number=asked.number)
-            outcome = context.retry(self.table).call(lambda: self._batch(plan, context.source, make).run())
-            self._take(outcome)
-            if outcome.pending:
-                return
-        self._rewinds.settle()
-
-    def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
-
-        This is done before the rewind is committed, because reading DDL twice does no harm.
-        """
-        ddl, retry = self._context.topics.ddl(self.topic), self._context.retry(self.table)
-        for part in plan.ranges:
-            if part.partition == DDL_PARTITION:
-                retry.call(partial(ddl.rewind, plan.found, part.start))
-
-    def _settle_ddl(self, offsets: TopicOffsets) -> bool:
-        """Decide about statements in the connector's DDL topic, and commit the decision.
-
-        Returns False if rows of the table's topic must be applied first.
-        """
-        assert self.opened.hold is not None  # noqa: S101  (opened before)
-        hold, pauses, retry = self.opened.hold, self._pauses, self._context.retry(self.table)
-        decision = retry.call(
-            lambda: self._ddl.decide(hold, pauses.accepted, offsets, self.reading.next_offsets())
-        )
-        if decision is None:
-            return False
-        if decision.pending:
-            self._take(BatchOutcome(hold.progress, pending=decision.pending))
-        elif self._begins(0, left=self.reading.lag):
-            make = retry.call(lambda: self._ddl.batch(decision, hold.progress))
-            plan = self.reading.plan_nothing(offsets)
-            self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
-        return True
-
-    def _reads_part(self, progress: Progress, offsets: TopicOffsets) -> bool:
-        """Return True if the next part of the table's snapshot can be read now."""
-        return self._snapshot.goes_on(progress, offsets, self.reading.settled_offsets())
-
-    def _read_part(self, offsets: TopicOffsets) -> None:
-        """Apply the next part of the table's snapshot.
-
-        The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which
-        the table continues to read its topic.
-        """
-        assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
-        ranges = self.reading.plan_nothing(offsets)
-        self.status.change("RUNNING")
-        if self.state != "RUNNING":
-            return  # another worker has the table
-        progress, retry = self.opened.hold.progress, self._context.retry(self.table)
-        self.opened.decoding.catch_up(None, offsets)
-        plan, applied = self.opened.decoding.columns(), self.reading.settled_offsets()
-        # Each retry plans the part anew: the recorded progress must describe what the batch really read.
-        try:
-            part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
-        except SnapshotRefusedError as exc:
-            part = None
-            self._counters.warnings += (self._snapshot.refuse(exc, progress),)
-        if part is None:
-            self.status.change("RUNNING")
-            return
-        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.reading.lag))
-        kind = SweepBatch if part.sweeps else SnapshotBatch
-        make = partial(kind, part=part)
-        try:
-            outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
-        except KeyOrderError:
-            # The next part is planned in the new order of the key.
-            self.status.change("RUNNING")
-            return
-        except ValueOutOfRangeError as exc:
-            # The DDL that widens the column may arrive later, so the part is retried later.
-            self.status.fail(exc, passes=True)
-            return
-        if outcome.account is not None:
-            self._snapshot.took(part, sum(outcome.seconds.values()))
-            self._snapshot.forget_keys(progress, outcome.progress)
-        elif not outcome.pending:
-            self._snapshot.row_does_not_fit(part, applied)
-        self._take(outcome)
-
-    def _opens(self, offsets: TopicOffsets) -> bool:
-        """Open the table. Return False if it cannot be opened without a first record."""
-        if not self.opened.try_open(offsets):
-            self.status.change("IDLE")
-            return False
-        if self.opened.start.offsets and self.opened.topic_progress is None:
-            self.status.change("IDLE")  # saves the warning about records before the start
-        self.opened.check_topic_name()
-        return True
-
     def _settle(self, *, away: bool = False) -> None:
         """Report the table's offsets to the object that reads the topic once for several tables.
 
         ``away``: True if the table stops reading in this run.
         """
         self.reading.settle(away=away or self.status.is_stopped)
-
-    def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
-        assert self.opened.hold is not None and self.opened.decoding is not None  # noqa: S101, PT018  (opened before)
-        fit_shuffle(self.opened.session, plan.records)
-        hold, accepted = self.opened.hold, self._pauses.accepted
-        loads = self._snapshot.is_under_way(hold.progress)
-        hold = replace(
-            hold, accepted=accepted, loads=loads, bound=self.reading.bound, outside=self.reading.outside
-        )
-        return make(
-            self._context,
-            hold,
-            self.opened.decoding,
-            settings=self.opened.settings,
-            session=self.opened.session,
-            plan=self.reading.after_skipped(plan),
-            reader=reader,
-        )
-
-    def _take(self, outcome: BatchOutcome) -> None:
-        """Update the table's progress, counters and state from the outcome of a batch.
-
-        The table becomes PAUSED if the batch stopped at a bad record, or at a schema change that waits for a
-        user's decision.
-        """
-        if outcome.account is not None and outcome.read is not None and self.opened.hold is not None:
-            self.batches += 1
-            self.opened.take(outcome)
-            self.reading.took(outcome)
-            self._counters.add(outcome)
-            self._context.listeners.hear(applied_event(self.table, outcome))
-        if outcome.pending:
-            self._pauses.wait_for(outcome.pending)
-            self.status.pause()
-        elif outcome.bad is not None:
-            way = type_change_way(outcome.bad.error, outcome.bad.reason, _RESTART)
-            self.status.change("PAUSED", f"{outcome.bad} {way}".rstrip())
-        else:
-            self.status.change("RUNNING")
-        self._context.failpoints.reach("reported")
