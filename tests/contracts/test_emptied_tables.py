@@ -68,9 +68,9 @@ def _drain(table: CodedTable, table_task: TableTask, upto: int) -> None:
         table.offer(table_task, upto)
         assert table_task.state in ("RUNNING", "IDLE"), table_task.report().error
         table_task.look(table.topic.found())
-        if not table_task.lag:
+        if not table_task.reading.lag:
             return
-    raise AssertionError(table_task.lag)
+    raise AssertionError(table_task.reading.lag)
 
 
 def _alive(table: CodedTable, feed: Changefeed) -> list[dict[str, Any]]:

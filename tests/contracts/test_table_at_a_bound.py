@@ -33,12 +33,12 @@ def test_what_stands_behind_a_table_is_known_until_it_reads_on(
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
     with table.table_task() as table_task:
         table.take(table_task, len(messages) - 1)
-        table_task.marks = {0: 1 << 60}
+        table_task.reading.marks = {0: 1 << 60}
         table.take(table_task, len(messages))
-        assert table_task.marks == {}
-        assert not table_task.outside
+        assert table_task.reading.marks == {}
+        assert not table_task.reading.outside
         # Rows of a snapshot are later than any cut before its end: cuts leave the table out, and do not wait.
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5)))
-        assert table_task.outside
+        assert table_task.reading.outside
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5, cancelled=5)))
-        assert (table_task.outside, table_task.obstacle) == (False, "")
+        assert (table_task.reading.outside, table_task.status.obstacle) == (False, "")

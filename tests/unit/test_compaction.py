@@ -28,6 +28,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
 from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask
 
 DAY: Final = 86_400.0
@@ -316,8 +317,9 @@ def test_a_person_may_accept_that_deletes_are_missing(store: SqlStateStore) -> N
 
 def test_letters_are_not_replayed_from_a_compacted_topic(store: SqlStateStore) -> None:
     nothing: Any = None
-    table_task = ReplayTask(_beside(_Brokers(), store), "t", ORDERS)
+    context = _beside(_Brokers(), store)
+    opened = OpenTable(context, "t", ORDERS, TableCounters(), Pauses(ORDERS))
     with pytest.raises(
         ConfigError, match=r"cleanup\.policy=compact\. Compaction may have removed newer changes"
     ):
-        table_task.replay(nothing, nothing)
+        ReplayTask(context, opened).replay(nothing, nothing)

@@ -14,8 +14,8 @@ from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, r
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
-from tidesink.sinks.worker.continuity import check_bounded
 from tidesink.sinks.worker.cuts import CutStatus
+from tidesink.sinks.worker.open_table import check_bounded
 
 # As Debezium 3.5.0.Final wrote them.
 _MARIADB: Final = {"ts_sec": 1795758780, "file": "binlog.000001", "pos": 21958, "gtids": "0-1-45"}

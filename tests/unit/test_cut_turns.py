@@ -77,7 +77,7 @@ class _Log:
 
 
 class _Table:
-    """A table's task, as far as cuts ask it: one partition, read as the test says."""
+    """A table's task and its parts, as far as cuts ask them: one partition, read as the test says."""
 
     def __init__(self, name: str) -> None:
         self.table = TableId("shop", name)
@@ -85,9 +85,9 @@ class _Table:
         self.lag = self.applied = 0
         self.marks: dict[int, int] = {}
         self.ends: dict[int, int] | None = None
-        self.starts = NO_STARTS
+        self.start = SimpleNamespace(offsets=NO_STARTS)
         self.obstacle, self.stalled, self.lost, self.outside = "", False, False, False
-        self.held: Any = None
+        self.hold: Any = None
         self.failed: list[Exception] = []
 
     def read(self, bound: int, *, watermark: int | None, low: int = 9) -> None:
@@ -95,7 +95,7 @@ class _Table:
         part = PartitionProgress(9, low, watermark and watermark - 1, watermark)
         topics = {self.topic: TopicProgress(self.topic, "id", {0: part})}
         progress = Progress(self.table, "shop", 1, 7, topics, bound=bound)
-        self.held = SimpleNamespace(progress=progress, table=self)
+        self.hold = SimpleNamespace(progress=progress, table=self)
         self.applied += 5
 
     def version_of(self, progress: Progress) -> TableVersion:
@@ -105,7 +105,27 @@ class _Table:
 
     @property
     def least_bound(self) -> int | None:
-        return least_bound(self.held.progress, outside=self.outside) if self.held else None
+        return least_bound(self.progress, outside=self.outside) if self.progress else None
+
+    @property
+    def progress(self) -> Progress | None:
+        return self.hold.progress if self.hold else None
+
+    @property
+    def topic_progress(self) -> TopicProgress | None:
+        return self.progress.topics.get(self.topic) if self.progress else None
+
+    @property
+    def opened(self) -> _Table:
+        return self
+
+    @property
+    def reading(self) -> _Table:
+        return self
+
+    @property
+    def status(self) -> _Table:
+        return self
 
     def unread(self, _found: TopicOffsets) -> int:
         return self.lag

@@ -18,10 +18,10 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT, DdlStatement
+from tidesink.sinks.diff.table_copy import Standstill, TableCopy
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.table_copy import Standstill, TableCopy
 
 ORDERS = TableId("shop", "orders")
 

@@ -44,7 +44,9 @@ from tidesink.sinks.state.progress import (
 )
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import RewindControl
+from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, RewindControl
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -373,8 +375,8 @@ class _Shared(TableRecords):
 
 def _task(log: LeaderEpochs, folder: Path, at: TopicProgress) -> TableTask:
     task = TableTask(replace(_context(log, folder), target=MemoryTarget()), "t", TABLE)
-    task._hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
-    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: ()))
+    task.opened.hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
+    task.opened.decoding = cast("Any", SimpleNamespace(row_ddl=lambda: ()))
     return task
 
 
@@ -384,11 +386,11 @@ def test_records_that_go_by_are_known_to_the_batch_behind_them(log: LeaderEpochs
     task = _task(log, tmp_path, at)
     plan = BatchPlan((OffsetRange("t", 0, 10, 20),), found(1))
     # They are of a leader that was elected after the check.
-    assert task._pass_by(plan, _Shared(LastRecord(19, 2)), at)
-    assert task._next_offsets() == {0: 10}
-    assert task._pass_by(plan, _Shared(LastRecord(19, 1)), at)
-    assert task._next_offsets() == {0: 20}
-    batch = task._batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
+    assert task.reading.pass_by(plan, _Shared(LastRecord(19, 2)))
+    assert task.reading.next_offsets() == {0: 10}
+    assert task.reading.pass_by(plan, _Shared(LastRecord(19, 1)))
+    assert task.reading.next_offsets() == {0: 20}
+    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
     after = batch._following_progress(batch._plan, BatchSummary()).topics["t"].partitions[0]
     assert (after.next_offset, after.last) == (20, LastRecord(19, 1))
 
@@ -398,7 +400,7 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
     log: LeaderEpochs, tmp_path: Path, epoch: int, *, counts: bool
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
-    batch = task._batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
+    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
     read = PartitionSummary(10, 19, last=LastRecord(19, epoch))
     reduction = Reduction(
         batch._plan,
@@ -429,16 +431,16 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     )
 
     def applied() -> BatchOutcome:
-        return task._batch(plan, KafkaSource(no_fetch))._applied(reduction)
+        return task.runner.batch(plan, KafkaSource(no_fetch))._applied(reduction)
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None
-    assert task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
-    assert task._next_offsets() == {0: 100}
+    assert task.reading.pass_by(plan, _Shared(LastRecord(149, 2)))
+    assert task.reading.next_offsets() == {0: 100}
     with pytest.raises(SourceError, match="were dropped each time"):
         applied()
     with pytest.raises(SourceError, match="were dropped each time"):
-        task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
+        task.reading.pass_by(plan, _Shared(LastRecord(149, 2)))
     settings = right(CANAL_JSON).table_config(TABLE)
     (back,) = rewound_offsets(at, found(2, end=150), {0: 99}, settings).items()
     before = _progress(at.partitions[0])
@@ -453,14 +455,13 @@ def test_a_rewind_has_ddl_read_again_before_its_commit(log: LeaderEpochs, tmp_pa
     def columns() -> object:
         raise StopRequestedError
 
-    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
-    store = task._context.store
+    task.opened.decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
+    store = SqlStateStore(str(tmp_path / "state.db"))
     ddl = {"topic_id": "id", "timed": True, "definitions": TableDefinitions().to_json(), "next_offset": 38}
     ddl |= {"warnings": [], "rows": [], "last": [37, 0], "newest": -1}
     store.save_document("topic-ddl", "shop/t", ddl)
-    task._rewinds.asked = RewindControl(1, "t", "id", ((0, 30),))
-    with pytest.raises(StopRequestedError):
-        task._rewind(found(1))
+    task.apply_control(NOTHING_ASKED.rewound(RewindControl(1, "t", "id", ((0, 30),))))
+    task.work(found(1))
     kept: Any = store.load_document("topic-ddl", "shop/t")
     assert (kept["next_offset"], kept["last"]) == (30, None)
 
@@ -482,14 +483,10 @@ def test_a_replay_is_refused_where_the_log_was_cut(log: LeaderEpochs, tmp_path: 
     context = _context(log, tmp_path)
     at = _at(35, LastRecord(30, 4))
 
-    class Task(ReplayTask):
-        """A task whose table is open."""
-
-        def _open(self, _found: TopicOffsets) -> Hold:
-            return Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
-
     brokers = SimpleNamespace(lookup=lambda _topics: {"t": found(9)})
     topics = Topics("shop", KafkaSource(no_fetch), context.store, ask=lambda: cast("Any", brokers), log=log)
-    task = Task(replace(context, topics=topics, target=MemoryTarget()), "t", TABLE)
+    around = replace(context, topics=topics, target=MemoryTarget())
+    opened = OpenTable(around, "t", TABLE, TableCounters(), Pauses(TABLE))
+    opened.hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
     with pytest.raises(SourceError, match="was cut and has grown again"):
-        task.replay(cast("Any", _Letters()), Chosen("shop", str(TABLE), "t"))
+        ReplayTask(around, opened).replay(cast("Any", _Letters()), Chosen("shop", str(TABLE), "t"))

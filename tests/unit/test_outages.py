@@ -43,8 +43,8 @@ from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import RewindControl, change_control
-from tidesink.sinks.worker.outages import AGAIN_SECONDS, LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
 from tidesink.sinks.worker.run import Worker
+from tidesink.sinks.worker.status import AGAIN_SECONDS, LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
 from tidesink.sinks.worker.table_task import TableTask
 
 ORDERS: Final = TableId("shop", "orders")
@@ -190,7 +190,7 @@ def test_a_failure_that_passed_is_shown_no_more(shop: _Shop) -> None:
 
     context.retry(ORDERS).call(step)
     assert codes == [0, 0, 3]
-    assert (shop.asked().exit_code, task.is_failing) == (0, False)
+    assert (shop.asked().exit_code, task.status.is_failing) == (0, False)
 
 
 @pytest.mark.parametrize("ends", [True, False])

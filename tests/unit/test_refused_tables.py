@@ -88,12 +88,12 @@ def test_a_failure_that_stays_is_not_waited_for_after_one_that_might_pass(
 ) -> None:
     table_task, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
     table_task.fail(SourceUnavailableError("no answer"))
-    assert not table_task.is_stuck
+    assert not table_task.status.is_stuck
     for control in RESUMED():
         table_task.apply_control(control)
     table_task.fail(ConfigError("no such thing"))
-    assert table_task.is_stuck
-    assert not table_task.cooldown.started
+    assert table_task.status.is_stuck
+    assert not table_task.status.cooldown.started
 
 
 def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(

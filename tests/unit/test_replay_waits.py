@@ -22,7 +22,9 @@ from tidesink.sinks.batch.schema_source import Renamed, SourceColumns
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import SnapshotControl, change_control
+from tidesink.sinks.worker.control import Pauses, SnapshotControl, change_control
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayBatch, ReplayTask
 from tidesink.typemap.target_schema import shape_of
 
@@ -94,12 +96,12 @@ def test_a_replay_is_as_lenient_as_the_worker_while_a_snapshot_is_under_way(
     change_control(store, config.pipeline, TABLE, lambda control: replace(control, snapshot=asked))
     target = MemoryTarget()
     table = target.open_table(SHAPE, pipeline=config.pipeline)
-    task = ReplayTask(replace(surroundings(config, store=store), target=target), "app", TABLE)
-    task.bound = 7
-    task._hold = Hold(table, 1, Progress(TABLE, config.pipeline, 1, 3, snapshot=snapshot, bound=7))
-    task._decoding = cast("Any", _Renamed())
+    context = replace(surroundings(config, store=store), target=target)
+    opened = OpenTable(context, "app", TABLE, TableCounters(), Pauses(TABLE))
+    opened.hold = Hold(table, 1, Progress(TABLE, config.pipeline, 1, 3, snapshot=snapshot, bound=7))
+    opened.decoding = cast("Any", _Renamed())
     found: Any = TopicOffsets("app", "id", {})
-    batch = task._replay_batch(BatchPlan((), found), cast("Any", None))
+    batch = ReplayTask(context, opened)._replay_batch(BatchPlan((), found), cast("Any", None))
     assert (batch._hold.loads, batch._hold.bound) == (lenient, 7)
 
 

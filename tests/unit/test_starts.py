@@ -287,7 +287,7 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     """Nothing else tells its columns, and it fails for that no more than a topic without a record."""
     task = task_of("latest", (*DATES, *FLAGS))
     task.look(_found(2))
-    assert (task.starts, task.lag, task.has_work(_found(2))) == ({0: 2}, 0, True)
+    assert (task.opened.start.offsets, task.reading.lag, task.has_work(_found(2))) == ({0: 2}, 0, True)
     task.work(_found(2))
     assert (task.state, task.has_work(_found(2))) == ("IDLE", False)
     (warning,) = task.report().warnings
@@ -297,7 +297,7 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     # A restart does not move it.
     later = task_of("latest", (*DATES, *FLAGS))
     later.look(_found(3))
-    assert (later.starts, later.lag, later.has_work(_found(3))) == ({0: 2}, 1, True)
+    assert (later.opened.start.offsets, later.reading.lag, later.has_work(_found(3))) == ({0: 2}, 1, True)
 
 
 @pytest.mark.parametrize("silent", ["load_document", "status_of", "save_document"])
@@ -310,9 +310,9 @@ def test_a_start_that_was_not_stored_is_stored_at_the_next_look(tmp_path: Path, 
     task.look(_found(0))
     assert known_start(store, "shop", T, TOPIC) is None
     task.look(_found(5))
-    assert task.starts == {0: 0}
+    assert task.opened.start.offsets == {0: 0}
     later.look(_found(7))
-    assert later.starts == {0: 0}
+    assert later.opened.start.offsets == {0: 0}
 
 
 class _Look(KafkaOffsets):
@@ -341,8 +341,13 @@ def test_a_defined_table_opens_at_its_start_and_has_no_lag_before_it(
     task = task_of("latest", (*DATES, *FLAGS), definition=sql)
     task.look(_found(2))
     task.work(_found(2))
-    assert task.held is not None
-    assert (task.state, task.stalled, task.unread(_found(2)), task.unread(_found(5))) == ("IDLE", True, 0, 3)
+    assert task.opened.hold is not None
+    assert (
+        task.state,
+        task.reading.stalled,
+        task.reading.unread(_found(2)),
+        task.reading.unread(_found(5)),
+    ) == ("IDLE", True, 0, 3)
     assert not task.has_work(_found(2))
 
 
@@ -350,10 +355,10 @@ def test_a_topic_made_again_has_a_start_of_its_own(task_of: Callable[..., TableT
     sql = "create table t (id bigint primary key, n boolean)"
     task = task_of("latest", (*DATES, *FLAGS), definition=sql)
     task.work(_found(4))
-    assert task.starts == {0: 4}
+    assert task.opened.start.offsets == {0: 4}
     task.look(_found(1, topic_id="another"))
     task.work(_found(1, topic_id="another"))
-    assert (task.state, task.starts) == ("IDLE", {0: 1})
+    assert (task.state, task.opened.start.offsets) == ("IDLE", {0: 1})
 
 
 def test_an_impossible_start_is_said_and_applies_nothing(task_of: Callable[..., TableTask]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import pytest
 
@@ -13,7 +13,6 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import AccountingError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import TableStatus
@@ -103,7 +102,7 @@ def test_a_new_worker_tries_a_paused_table_again_unless_a_user_paused_it(
     store = SqlStateStore(str(tmp_path / "state.db"))
     table_task, asked = _table_task(store, "1s"), TableControl(rests=rests)
     offsets = TopicOffsets("shop", "id", {0: PartitionOffsets(0, 5)})
-    table_task._take(BatchOutcome(cast("Any", None), pending=(Pending(CHANGE, ("apply",)),)))
+    table_task.status.pause((Pending(CHANGE, ("apply",)),))
     table_task.apply_control(asked)
     assert not table_task.has_work(offsets)
     status = store.status_of("shop", ORDERS)

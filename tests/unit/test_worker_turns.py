@@ -218,7 +218,7 @@ def test_an_unforeseen_error_is_told_by_class_and_place_and_no_value(
 
 def _task(turn: int, rested: float, *, lag: int = 1) -> TableTask:
     """A table whose last turn was this one, and which has rested for so long."""
-    return cast("TableTask", SimpleNamespace(turn=turn, rested=rested, lag=lag))
+    return cast("TableTask", SimpleNamespace(turn=turn, rested=rested, reading=SimpleNamespace(lag=lag)))
 
 
 def test_a_table_waits_for_one_turn_of_each_other(store: SqlStateStore) -> None:

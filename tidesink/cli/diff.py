@@ -181,7 +181,7 @@ def _chosen(
         ConfigError: a table in ``names`` is unknown or cannot be compared.
     """
     from tidesink.sinks.diff.comparison import TableDiff
-    from tidesink.sinks.worker.table_copy import obstacle, refusal
+    from tidesink.sinks.diff.table_copy import obstacle, refusal
 
     topics = _topics(config)
     tables = [known_table(name, config, topics) for name in dict.fromkeys(names)] if names else [*topics]
@@ -211,7 +211,7 @@ def _chosen(
 
 def _topics(config: Config) -> dict[TableId, str | None]:
     """Return the tables that a worker of the pipeline has read, each with its topic, or None if unknown."""
-    from tidesink.sinks.worker.table_copy import topic_of
+    from tidesink.sinks.diff.table_copy import topic_of
 
     with worked_with(config) as store:
         return {status.table: topic_of(status) for status in store.statuses(config.pipeline)}

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.events import TableId, fold_name, folding
+from tidesink.sinks.diff.table_copy import TableCopy
 from tidesink.sinks.targets.base import TableReader
-from tidesink.sinks.worker.table_copy import TableCopy
 from tidesink.source_database.key_bounds import Bound
 from tidesink.typemap.target_schema import TargetColumn
 

@@ -30,6 +30,7 @@ from tidesink.sinks.diff.comparison import (
     at_target_alone,
 )
 from tidesink.sinks.diff.copies import CopyComparison
+from tidesink.sinks.diff.table_copy import REFUSED, TableCopy, Tell
 from tidesink.sinks.spark.session import session_of
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import all_ranges, open_source_database
@@ -42,7 +43,6 @@ from tidesink.sinks.worker.source_keys import (
     limits_of,
     source_task,
 )
-from tidesink.sinks.worker.table_copy import REFUSED, TableCopy, Tell
 from tidesink.source_database.key_bounds import checked_bounds
 from tidesink.typemap.target_schema import quoted
 

@@ -170,9 +170,9 @@ class WatermarkBounds:
         read them yet. So a backlog of days becomes one cut and not one cut per interval.
         """
         marks = [mark for task in self._tasks for mark in _watermarks(task)]
-        late = max(self._tasks, key=lambda task: task.lag)
+        late = max(self._tasks, key=lambda task: task.reading.lag)
         topic = self._seen.found.get(late.topic)
-        if topic is not None and (not marks or late.lag > MOST_WAITING):
+        if topic is not None and (not marks or late.reading.lag > MOST_WAITING):
             tail = self._tail(topic)
             marks += [] if tail is None else [tail]
         return max(marks, default=int(time.time() * 1000) << LOGICAL_BITS)
@@ -199,9 +199,9 @@ class WatermarkBounds:
 
 def _watermarks(task: TableTask) -> Iterator[int]:
     """Yield the newest known watermark of each of a table's partitions."""
-    topic = task.held.progress.topics.get(task.topic) if task.held else None
+    topic = task.opened.topic_progress
     committed = (part.watermark for part in topic.partitions.values()) if topic else ()
-    yield from (mark for mark in (*committed, *task.marks.values()) if mark is not None)
+    yield from (mark for mark in (*committed, *task.reading.marks.values()) if mark is not None)
 
 
 class ConnectorBounds:

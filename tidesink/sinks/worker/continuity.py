@@ -1,4 +1,4 @@
-"""Checks before each batch that no record of a table's topic was lost. Also opens and claims the table.
+"""Checks before each batch that no record of a table's topic was lost.
 
 Kafka can lose records without reporting an error: a topic is deleted and created again, retention or
 compaction removes records before they are read, or a partition's log is truncated after a broker failed. Each
@@ -8,16 +8,12 @@ of these cases must stop the table with an error that names the remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 from tidesink.config import TableConfig
-from tidesink.errors import ConfigError, SourceError, StaleProgressError, with_table
+from tidesink.errors import ConfigError, SourceError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.run import Hold
-from tidesink.sinks.batch.schema_changes import KnownColumns
-from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, cut_error
 from tidesink.sinks.kafka.offsets import (
@@ -29,11 +25,8 @@ from tidesink.sinks.kafka.offsets import (
     made_again,
 )
 from tidesink.sinks.state.documents import DocumentKind
-from tidesink.sinks.state.progress import LastRecord, Progress, StateStore, TopicProgress
-from tidesink.sinks.targets.base import SequencedTable, TargetTable
-from tidesink.sinks.targets.modes import first_shape
-from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
-from tidesink.sinks.worker.counters import TableCounters, Tombstones
+from tidesink.sinks.state.progress import LastRecord, StateStore, TopicProgress
+from tidesink.sinks.worker.control import Pauses, Unaccepted
 
 _FIRST_RECORDS: Final = DocumentKind("first-records", dict[int, FirstRecord])
 NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
@@ -295,94 +288,3 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
         f"partition {number} begins with offset {now.offset} of time {now.timestamp}, and began with offset "
         f"{before.offset} of time {before.timestamp}; the brokers have no id for the topic",
     )
-
-
-# Claiming a table
-
-
-def opened(
-    context: WorkerContext, decoding: Decoding, settings: TableConfig, counters: TableCounters, pauses: Pauses
-) -> tuple[Hold, Tombstones | None]:
-    """Open the table at the target and claim it for this worker. Close it again if the claim fails.
-
-    Returns the open table with its progress (``Hold``), and the object that removes its old tombstones. The
-    latter is None if the target stores no tombstones (keys of deleted rows).
-
-    Raises:
-        AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
-        ConfigError: the config has cuts, but records were applied to the table before cuts were configured.
-        StaleProgressError: another worker took over the table, or it was restored from a backup.
-        TargetError: the target refuses the table.
-    """
-    shape = first_shape(decoding.columns().shape, settings)
-    pipeline = context.config.pipeline
-    table = context.target.open_table(shape, pipeline=pipeline, delete_mode=settings.deletes)
-    try:
-        hold, tombstones = taken(context, table, settings.table, counters, pauses)
-        if context.config.source.has_commit_positions:
-            check_bounded(hold.progress)
-    except BaseException:
-        table.close()
-        raise
-    return hold, tombstones
-
-
-def taken(
-    context: WorkerContext, table: TargetTable, name: TableId, counters: TableCounters, pauses: Pauses
-) -> tuple[Hold, Tombstones | None]:
-    """Claim an open table for this worker, so that other workers can no longer commit to it.
-
-    The claim increases the table's epoch, a number that each commit must have. Returns the open table with
-    its progress (``Hold``), and the object that removes its old tombstones. The latter is None if the target
-    stores no tombstones (keys of deleted rows).
-
-    Raises:
-        AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
-        StaleProgressError: another worker took over the table, or it was restored from a backup.
-    """
-    pipeline, settings = context.config.pipeline, context.config.table_config(name)
-    # Must be read before the claim: if the new epoch is not above the status's epoch, the table at the target
-    # is a new one, or was restored.
-    before, location = context.store.status_of(pipeline, name), context.place_of(name)
-    pauses.check_law(before, location)
-    claim = table.claim()
-    counters.claimed(claim.epoch, before)
-    progress = table.committed()
-    if progress != claim.progress:
-        raise StaleProgressError(
-            "The table's progress in the target changed while this worker took over the table, so another "
-            "worker writes to it. Run only one worker for each table.",
-            table=str(name),
-        )
-    check_not_restored(context.store, progress, location, life=counters.life)
-    counters.resume(context, name)
-    fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
-    current = progress if progress is not None else fresh
-    counters.stands(current, location)
-    tombstones = _tombstones(table, settings)
-    horizon = tombstones.horizon if tombstones else None
-    columns = KnownColumns(context.store, current, settings.projection)
-    current = replace(current, sequence_by=settings.sequence_by)
-    return Hold(table, claim.epoch, current, horizon=horizon, known=columns), tombstones
-
-
-def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
-    if settings.sequence_by != "source" or settings.mode != "upsert":
-        return None
-    retention = settings.tombstone_retention if settings.deletes == "hard" else None
-    return Tombstones(cast(SequencedTable, table), retention)
-
-
-def check_bounded(progress: Progress) -> None:
-    """Check that no record was applied to a table while the config had no cuts.
-
-    Raises:
-        ConfigError: records were applied without cuts, so the source position of the table's rows is unknown.
-    """
-    if progress.topics and progress.bound is None:
-        raise ConfigError(
-            f"{progress.table} was read without cuts, so its position in the source's log is unknown, and a "
-            "cut could show a part of a transaction. Remove cuts from the config. Or load the table again "
-            "under cuts: remove it at the target, or choose another target.path.",
-            table=str(progress.table),
-        )

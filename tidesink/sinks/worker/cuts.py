@@ -120,7 +120,7 @@ class Cuts:
         self._bounds.look(tasks, seen)
         self._raise(tasks)
         self._ask_ends(tasks, seen)
-        outside = {task for task in tasks if task.outside or self._is_empty(task, seen)}
+        outside = {task for task in tasks if task.reading.outside or self._is_empty(task, seen)}
         blocked = self._blocked(tasks, seen)
         if self.bound is not None and outside.issuperset(busy):
             named = [task for task in tasks if task not in outside]
@@ -139,9 +139,10 @@ class Cuts:
 
     def lead(self, task: TableTask) -> None:
         """Pass the bound of the next cut to a table's task. The task must not be running a batch."""
-        task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
-        if task.ends is not None and task.held is not None:
-            task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
+        reading, progress = task.reading, task.opened.progress
+        reading.bound, reading.ends = self.bound, self._bounds.ends(task.topic)
+        if reading.ends is not None and progress is not None:
+            reading.marks = marks_at(progress, task.topic, self.bound, reading.ends)
 
     def close(self) -> None:
         """Close the clients of Kafka and the source database with which bounds are read."""
@@ -160,15 +161,13 @@ class Cuts:
         offsets, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
         if ends is None or offsets is None:
             return False
-        starts = {
-            n: partition.earliest for n, partition in started_at(offsets, task.starts).partitions.items()
-        }
-        progress = task.held.progress if task.held is not None else None
-        return is_empty(progress, starts, ends)
+        begun = started_at(offsets, task.opened.start.offsets)
+        starts = {n: partition.earliest for n, partition in begun.partitions.items()}
+        return is_empty(task.opened.progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
         """Choose the first bound of a cut, or a higher one if a table has applied changes above the bound."""
-        bounds = [bound for task in tasks if (bound := task.least_bound) is not None]
+        bounds = [bound for task in tasks if (bound := task.reading.least_bound) is not None]
         least = max(bounds, default=None)
         if self.bound is None or (least is not None and least > self.bound):
             self.bound = self._bounds.next(above=self._last, least=least)
@@ -232,8 +231,8 @@ class Cuts:
             self._context.failpoints.reach("kept")
             previous = self._applied.get(task.table)
             changes = None if previous is None else task.applied - previous
-            assert task.held is not None  # noqa: S101  (the table stands at a cut)
-            tables[CutTable(task.table, version.place, version.version, changes)] = task.held.table
+            assert task.opened.hold is not None  # noqa: S101  (the table stands at a cut)
+            tables[CutTable(task.table, version.place, version.version, changes)] = task.opened.hold.table
         return tables
 
     @contextmanager
@@ -292,29 +291,33 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
         outside: Tables that the cut leaves out. It does not wait for them.
         seen: The current offsets of the topics.
     """
-    stuck = {task for task in blocked if task.obstacle or task.stalled or task.topic in seen.unanswered}
+    stuck = {task for task in blocked if task.status.obstacle or task.topic in seen.unanswered}
+    stuck |= {task for task in blocked if task.reading.stalled}
     stuck |= {*outside}
-    others = any(not reason or task.stalled for task, reason in blocked.items())
+    others = any(not reason or task.reading.stalled for task, reason in blocked.items())
     return others and all(task in stuck for task, reason in blocked.items() if reason)
 
 
 def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
     """Return the reason why a table has not reached the cut's bound, or an empty text if it has."""
-    if task.obstacle:
-        return task.obstacle
+    if task.status.obstacle:
+        return task.status.obstacle
     if offsets is None:
         return "no broker answers for its topic"
-    if task.held is None:
+    progress, reading = task.opened.progress, task.reading
+    if progress is None:
         return "not opened yet"
-    progress = task.held.progress
-    if bound is not None and stands_at(progress, task.topic, _asked_for(task, offsets), bound, task.marks):
+    asked_for = _asked_for(task, offsets)
+    if bound is not None and stands_at(progress, task.topic, asked_for, bound, reading.marks):
         return ""
-    if task.stalled:
+    if reading.stalled:
         return "partitions were added to the topic, and the old partitions are read first"
-    unread = task.unread(offsets)
+    unread = reading.unread(offsets)
     if unread:
         return f"{unread} records to read"
-    return "waiting for watermarks" if task.ends is None else "waiting for an open Kafka transaction to end"
+    return (
+        "waiting for watermarks" if reading.ends is None else "waiting for an open Kafka transaction to end"
+    )
 
 
 def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
@@ -323,7 +326,7 @@ def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
     If the topic has no watermarks, partitions without records are left out, because no batch reads them and
     so they are not in the table's progress.
     """
-    ends = task.ends
+    ends = task.reading.ends
     if ends is None:
         return offsets.partitions.keys()
     return {n for n, partition in offsets.partitions.items() if n not in ends or ends[n] > partition.earliest}
@@ -340,9 +343,9 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
         StaleProgressError: another worker holds the table.
         TidesinkError: the target does not answer, or cannot protect the version.
     """
-    assert task.held is not None  # noqa: S101  (the table stands at a cut)
-    table = task.held.table
-    table_version = cast("VersionedTable", table).version_of(task.held.progress)
+    assert task.opened.hold is not None  # noqa: S101  (the table stands at a cut)
+    table = task.opened.hold.table
+    table_version = cast("VersionedTable", table).version_of(task.opened.hold.progress)
     if isinstance(table, KeptVersions):
         table.keep_version(table_version.version, commit_ts, keep=keep)
     return table_version

@@ -69,10 +69,11 @@ class TableTasks:
         short = set[str]()
         for topic, tables in self._table_tasks.items():
             offsets = topics.get(topic)
-            if offsets is None and any(task.awaits_topic for task in tables.values()):
+            if offsets is None and any(task.status.awaits_topic for task in tables.values()):
                 absent.add(topic)
             elif offsets is not None and not self._is_followed(offsets):
-                short |= {topic for task in tables.values() if task.is_short(offsets)}
+                needing = [task for task in tables.values() if task.status.awaits_topic]
+                short |= {topic for task in needing if task.reading.is_short(offsets)}
         return frozenset(absent - topics.keys() - seen.unanswered.keys()) | short
 
     def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:
@@ -150,7 +151,7 @@ class TableTasks:
         """Return True if tasks and look-ups together have read a topic to the end offsets in ``offsets``."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
-        read = furthest((looked, *(task.read_up_to(offsets) for task in tasks)))
+        read = furthest((looked, *(task.reading.read_up_to(offsets) for task in tasks)))
         return all(
             partition.latest <= max(partition.earliest, read.get(n, 0))
             for n, partition in offsets.partitions.items()
@@ -204,13 +205,13 @@ class TableTasks:
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
         tasks = self._table_tasks[topic]
         refused = tasks.get(_unknown(topic))
-        if refused is not None and refused.cools_down:
+        if refused is not None and refused.status.cools_down:
             return
         if self._is_followed(offsets):
             self._read_on.add(topic)
             return
         stuck = self._stuck(topic)
-        read = furthest(task.read_up_to(offsets) for task in tasks.values()) if stuck else None
+        read = furthest(task.reading.read_up_to(offsets) for task in tasks.values()) if stuck else None
         try:
             tables = self._tables_of(offsets, read)
         except TidesinkError as exc:
@@ -227,7 +228,7 @@ class TableTasks:
     def _stuck(self, topic: str) -> bool:
         """Return True if a topic has tasks, and all of them continue only after a user's intervention."""
         tables = self._table_tasks[topic].values()
-        return bool(tables) and all(task.is_stuck for task in tables)
+        return bool(tables) and all(task.status.is_stuck for task in tables)
 
     def _add(self, topic: str, table: TableId) -> None:
         table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
@@ -242,7 +243,7 @@ class TableTasks:
         look-up is retried later. Other topics are not affected.
         """
         tasks, name = self._table_tasks[topic], _unknown(topic)
-        if name not in tasks or not tasks[name].cools_down:
+        if name not in tasks or not tasks[name].status.cools_down:
             tasks[name] = TableTask(self._context, topic, name)
         tasks[name].fail(error)
 

@@ -61,15 +61,17 @@ from tidesink.sinks.state.source_reads import SourceRead, Standing, standing_of
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.modes import kept_shape
 from tidesink.sinks.worker.asked_keys import load_keys
-from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, read_controls
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.run import assembled
+from tidesink.sinks.worker.snapshot import Snapshot
 from tidesink.sinks.worker.source_keys import (
     compared_columns,
     limits_at_target,
     no_resync,
     open_target_reader,
 )
-from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,11 +185,11 @@ def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
             "of the table's current topic one by one, as TOPIC[PARTITION]@OFFSET, and drop the others.",
             table=str(table),
         )
-    table_task = ReplayTask(context, topics[0], table)
+    opened = OpenTable(context, topics[0], table, TableCounters(), Pauses(table))
     try:
-        return table_task.replay(letters, replace(chosen, topic=topics[0]))
+        return ReplayTask(context, opened).replay(letters, replace(chosen, topic=topics[0]))
     finally:
-        table_task.close()
+        opened.close()
 
 
 def _table_of(context: WorkerContext, name: str) -> TableId:
@@ -204,13 +206,21 @@ def _table_of(context: WorkerContext, name: str) -> TableId:
     return matches[0] if matches else TableId(schema, rest)
 
 
-class ReplayTask(TableTask):
-    """Opens a table like a worker's task, and replays its dead letters instead of reading its topic."""
+class ReplayTask:
+    """Opens a table as a worker does, and replays its dead letters."""
+
+    def __init__(self, context: WorkerContext, opened: OpenTable) -> None:
+        """Create the task. ``opened``: the table, which may be closed."""
+        self.topic = opened.topic
+        self.table = opened.table
+        self._context = context
+        self._opened = opened
+        self._snapshot = Snapshot(context, opened.settings)
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters, mark them in the dead-letter topic as done, and return the counts."""
         offsets = self._context.offsets_of(self.topic, self.table)
-        if offsets.compaction is not None and self._settings.sequence_by == "kafka":
+        if offsets.compaction is not None and self._opened.settings.sequence_by == "kafka":
             raise ConfigError(
                 f"The topic has cleanup.policy={offsets.compaction.policy}. Compaction may have removed "
                 "newer changes and deletes of the letters' rows, and a replay would undo these. Load the "
@@ -219,8 +229,8 @@ class ReplayTask(TableTask):
                 topic=self.topic,
             )
         retry = self._context.retry(self.table)
-        self._hold = retry.call(lambda: self._open(offsets))
-        progress = topic_progress(self._hold.progress, self.topic)
+        hold = self._opened.open(offsets)
+        progress = topic_progress(hold.progress, self.topic)
         ours = replace(chosen, topic_id=offsets.topic_id)
         every = letters.letters(chosen)
         mine = [letter for letter in every if ours.fits(letter, kind=letter.error)]
@@ -233,9 +243,7 @@ class ReplayTask(TableTask):
                 "Start the worker, and replay the letters once the table has reached these offsets again.",
                 table=str(self.table),
             )
-        self._continuity.check_topic(progress, offsets)
-        # The worker reads records that wait for a later bound again, including letters among them.
-        self.bound = self._hold.progress.bound
+        self._opened.continuity.check_topic(progress, offsets)
         sorted_ = sorted_letters(mine, self._bounds(progress, offsets), self._source_reads)
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired, unsure=sorted_.unsure)
         if sorted_.ready:
@@ -253,8 +261,9 @@ class ReplayTask(TableTask):
 
         Empty with ``sequence_by: source``, because then each row's position shows which value is newer.
         """
-        assert self._hold is not None  # noqa: S101  (opened before)
-        return self._hold.progress.source_reads if self._settings.sequence_by == "kafka" else ()
+        progress = self._opened.progress
+        assert progress is not None  # noqa: S101  (the table is open)
+        return progress.source_reads if self._opened.settings.sequence_by == "kafka" else ()
 
     def _replay(
         self, letters: DeadLetters, chosen: SortedLetters, progress: TopicProgress, *, found: TopicOffsets
@@ -276,25 +285,29 @@ class ReplayTask(TableTask):
         So a worker notices if the table is later restored from a backup without this batch.
         """
         store = self._context.store
-        held = self._hold.table.committed() if self._hold else None
+        held = self._opened.hold.table.committed() if self._opened.hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
         if status is not None and held is not None:
-            hold = self._counters.life, self._counters.epoch
+            hold = self._opened.counters.life, self._opened.counters.epoch
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
-        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        context = self._context
+        hold, decoding = self._opened.hold, self._opened.decoding
+        assert hold is not None and decoding is not None  # noqa: S101, PT018  (opened before)
+        context, progress = self._context, hold.progress
         asked = read_controls(context.store, context.config.pipeline).get(self.table, NOTHING_ASKED)
         self._snapshot.asked = asked.snapshot
-        loads = self._snapshot.is_under_way(self._hold.progress)
+        # The worker reads records that wait for a later bound again, including letters among them.
+        bound = progress.bound
+        loads = self._snapshot.is_under_way(progress)
+        outside = self._snapshot.is_outside(progress, bound)
         return ReplayBatch(
-            self._context,
-            replace(self._hold, accepted=asked.accepted, loads=loads, bound=self.bound, outside=self.outside),
-            self._decoding,
+            context,
+            replace(hold, accepted=asked.accepted, loads=loads, bound=bound, outside=outside),
+            decoding,
             # A letter that still cannot be decoded stays a dead letter, and does not stop the others.
-            settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),
-            session=self._session,
+            settings=self._opened.settings.model_copy(update={"bad_record": "dead-letter"}),
+            session=self._opened.session,
             plan=plan,
             reader=reader,
             reads=self._source_reads,
@@ -313,7 +326,7 @@ class ReplayTask(TableTask):
         }
 
     def _since(self, partition: int, offsets: TopicOffsets) -> int:
-        if self._settings.sequence_by == "source":
+        if self._opened.settings.sequence_by == "source":
             return 0  # the target stores each row's position, so later records are not needed
         lost = [n for n in self._added_after(partition, offsets) if offsets.partitions[n].earliest > 0]
         # Later changes may be in partitions that were added since. If records of these have expired, no
@@ -328,7 +341,7 @@ class ReplayTask(TableTask):
         Empty if the target stores each row's position, because then these records are not needed.
         ``first``: offset of the first letter per partition.
         """
-        if self._settings.sequence_by == "source":
+        if self._opened.settings.sequence_by == "source":
             return ()
         starts = {number: offset + 1 for number, offset in first.items()}
         for number in first:

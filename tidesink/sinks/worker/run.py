@@ -258,7 +258,7 @@ class Worker:
         """Record in the state store that the worker has ended, so that no status announces a retry."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
-            table_task.tell_failure()
+            table_task.status.save_failure()
         self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
@@ -318,7 +318,8 @@ class Worker:
         tables = list(self._table_tasks)
         opening = [table_task.table for table_task in self._busy.values() if table_task.is_opening]
         if opening:
-            what = opening_line(opening, sum(table_task.was_open for table_task in tables), len(tables))
+            done = sum(table_task.opened.was_opened for table_task in tables)
+            what = opening_line(opening, done, len(tables))
         elif not tables and self._table_tasks.look_ups is not None:
             what = "looking up which tables the topics hold"
         else:
@@ -369,11 +370,11 @@ class Worker:
         A task with a running batch gets the offsets too, for the lag in its status, but not the error.
         """
         for table_task in self._table_tasks:
-            table_task.seen = seen.found.get(table_task.topic, table_task.seen)
+            table_task.reading.seen = seen.found.get(table_task.topic, table_task.reading.seen)
         for table_task in idle:
             error = seen.unanswered.get(table_task.topic)
             if error is not None and table_task.topic not in self._failed:
-                table_task.await_topic(error, self._context.config.batch.poll_interval)
+                table_task.status.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
         """Return the tasks that need no batch: their topics have no new records, or only watermarks."""
@@ -389,7 +390,7 @@ class Worker:
             topics[topic] = standing.joined(topics.get(topic, standing))
         alone = self._watermarks.look(topics)
         for table_task in followed:
-            table_task.marks = self._watermarks.marks(table_task.topic)
+            table_task.reading.marks = self._watermarks.marks(table_task.topic)
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
@@ -398,11 +399,11 @@ class Worker:
         return (
             settled is not None
             and table_task.state == "IDLE"
-            and not table_task.is_failing
-            and not (table_task.owes_commit or table_task.has_ddl or table_task.looks_again)
+            and not table_task.status.is_failing
+            and not (table_task.reading.owes_commit or table_task.has_ddl or table_task.looks_again)
             and settled[0] is seen.found.get(table_task.topic)
             and settled[1] == self._requests.of(table_task.table)
-            and settled[2:] == (table_task.bound, table_task.ends)
+            and settled[2:] == (table_task.reading.bound, table_task.reading.ends)
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
@@ -435,13 +436,13 @@ class Worker:
             self._settled.pop(table_task, None)
             table_task.look(topics.get(table_task.topic))
             if not self._may_work(table_task, seen):
-                table_task.recover()
+                table_task.status.recover()
                 asked = self._requests.of(table_task.table)
-                limits = table_task.bound, table_task.ends
+                limits = table_task.reading.bound, table_task.reading.ends
                 self._settled[table_task] = topics.get(table_task.topic), asked, *limits
             elif table_task not in quiet:
                 ready.append(table_task)
-            elif self._is_due(table_task) or table_task.owes_commit:
+            elif self._is_due(table_task) or table_task.reading.owes_commit:
                 due.append(table_task)
             else:
                 table_task.rest()
@@ -519,7 +520,7 @@ class Worker:
             topics = tuple(available)
             return (*choose(topics), *(name for name in topics if ddl is not None and name == ddl.topic))
 
-        unread = {table_task.topic for table_task in self._table_tasks if table_task.lag > 0}
+        unread = {table_task.topic for table_task in self._table_tasks if table_task.reading.lag > 0}
         all_of_each = whole or self._ends
         seen = self._offsets.look(chosen) if all_of_each else self._offsets.look(chosen, unread.__contains__)
         return seen if ddl is None else ddl.take(seen, self._decode_ddl)
@@ -550,7 +551,7 @@ class Worker:
         ``due``: tasks that have only watermarks to commit. They come last. But if one is long overdue, it
         comes first in every second pass, so that its offsets advance even if others always have records.
         """
-        ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.lag))
+        ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.reading.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
         if due and not self._gave_overdue and self._is_due(due[0], _MOST_INTERVALS):
             return [due[0], *ready, *due[1:]]

@@ -1,7 +1,8 @@
 """Chooses what a table does next in its turn: open, rewind, check its topic, read a snapshot part or changes.
 
-A turn is one call of ``TableTask.work``. The task looks at the facts (``Look``), asks ``next_job``, does the
-job, and looks again, until a job ends the turn. Some jobs only find out facts (``Steps``) and do not end it.
+A turn is one call of ``TableTask.work``. The task looks at the facts (``TableFacts``), asks ``next_step``,
+does the step, and looks again, until a step ends the turn. Some steps only find out facts (``Findings``), and
+do not end the turn.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 
-class Job(Enum):
+class Step(Enum):
     """What a table does next.
 
     Attributes:
-        OPEN: Open the table at the target. The turn goes on, except if the table waits for a first record.
-        REOPEN: Close and open the table, because its topic was replaced. The turn goes on like after OPEN.
+        OPEN: Open the table at the target. The turn continues, except if the table waits for a first record.
+        REOPEN: Close and open the table, because its topic was replaced. The turn continues like after OPEN.
         REWIND: Set the table's offsets back, or refuse to. Ends the turn.
         OUTRUN: Refuse a snapshot request that can never begin. Ends the turn.
-        CHECK: Check that no record of the topic was lost or replaced. The turn goes on.
-        FORGET_REWIND: Remove the request of a rewind that is done. The turn goes on.
-        SOURCE_DDL: Decide about DDL of the connector's DDL topic. The turn goes on if the DDL must wait.
+        CHECK: Check that no record of the topic was lost or replaced. The turn continues.
+        FORGET_REWIND: Remove the request of a rewind that is done. The turn continues.
+        SOURCE_DDL: Decide about DDL of the connector's DDL topic. The turn continues if the DDL must wait.
         SNAPSHOT_PART: Read and apply the next part of the table's snapshot. Ends the turn.
         CHANGES: Read and apply records of the topic. Ends the turn.
         REST: Do nothing. Ends the turn.
@@ -39,8 +40,8 @@ class Job(Enum):
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The facts that earlier jobs of the same turn have found out.
+class Findings:
+    """The facts that earlier steps of the same turn have found out.
 
     Attributes:
         opened: True if the turn began with a closed table, and has opened it.
@@ -60,7 +61,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Look:
+class TableFacts:
     """The facts of a table and of its topic's offsets at one moment of a turn.
 
     Attributes:
@@ -90,37 +91,37 @@ class Look:
     has_changes: bool = False
 
 
-def next_job(steps: Steps, look: Look) -> Job:
+def next_step(findings: Findings, facts: TableFacts) -> Step:
     """Return what a table does next.
 
-    ``steps``: the facts that earlier jobs of this turn have found out. ``look``: the facts of this moment.
+    ``findings``: the facts that earlier steps of this turn have found out. ``facts``: the facts of now.
     """
-    if steps.awaits_record:
-        return Job.REST
-    if not look.is_open:
-        return Job.OPEN
-    if look.is_replaced and not (steps.opened or steps.reopened):
-        return Job.REOPEN
-    if steps.opened and look.is_short:
-        return Job.REST  # another look-up of the offsets must confirm this first
-    if look.rewind_due and look.may_read:
+    if findings.awaits_record:
+        return Step.REST
+    if not facts.is_open:
+        return Step.OPEN
+    if facts.is_replaced and not (findings.opened or findings.reopened):
+        return Step.REOPEN
+    if findings.opened and facts.is_short:
+        return Step.REST  # another look-up of the offsets must confirm this first
+    if facts.rewind_due and facts.may_read:
         # Before the continuity check: a new rewind may skip records that expired during the last one.
-        return Job.REWIND
-    if look.is_outrun:
-        return Job.OUTRUN
-    if steps.continuous is None:
-        return Job.CHECK
-    if not steps.continuous or not look.may_read:
-        return Job.REST  # the skipped records must be read again, or the bound must be raised first
-    if look.rewind_asked:
-        return Job.FORGET_REWIND  # a worker did the rewind, and was killed before it removed the request
-    return _read(steps, look)
+        return Step.REWIND
+    if facts.is_outrun:
+        return Step.OUTRUN
+    if findings.continuous is None:
+        return Step.CHECK
+    if not findings.continuous or not facts.may_read:
+        return Step.REST  # the skipped records must be read again, or the bound must be raised first
+    if facts.rewind_asked:
+        return Step.FORGET_REWIND  # a worker did the rewind, and was killed before it removed the request
+    return _read(findings, facts)
 
 
-def _read(steps: Steps, look: Look) -> Job:
+def _read(findings: Findings, facts: TableFacts) -> Step:
     """Return from where the table reads next. Parts of its snapshot and unread changes alternate."""
-    if look.has_ddl and not steps.ddl_waits:
-        return Job.SOURCE_DDL
-    if look.has_part and not (look.read_part_last and look.has_changes):
-        return Job.SNAPSHOT_PART
-    return Job.CHANGES
+    if facts.has_ddl and not findings.ddl_waits:
+        return Step.SOURCE_DDL
+    if facts.has_part and not (facts.read_part_last and facts.has_changes):
+        return Step.SNAPSHOT_PART
+    return Step.CHANGES
