@@ -101,7 +101,6 @@ class Bed:
         after_delete: bool = False,
         at: Sequence[int] = (),
         on_delete: Mapping[str, Any] | None = None,
-        lenient: bool = False,
     ) -> ReducedBatch:
         """A batch of whole rows to upsert and keys to delete; upserts leave out the ``kept`` columns.
 
@@ -131,7 +130,7 @@ class Bed:
             key_range=key_range(shape, rows),
             keeps=bool(kept),
             sequenced=bool(at),
-            how=ApplyOptions(delete_mode=delete_mode, on_delete=tuple(on_delete or ()), lenient=lenient),
+            how=ApplyOptions(delete_mode=delete_mode, on_delete=tuple(on_delete or ())),
         )
 
     def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,19 @@ MOST_MODULES: Final = 25
 MOST_FUNCTION_LINES: Final = 40
 MOST_INIT_LINES: Final = 60
 MOST_SCRIPT_LINES: Final = 60
+MOST_METHODS: Final = 25
+MOST_FIELDS: Final = 16
+MOST_PARAMETERS: Final = 8
+# What is over these limits. The lists only shrink: an entry goes once its class is within the limit.
+CLASSES_WITH_MORE_METHODS: Final = {
+    "tidesink/sinks/batch/run.py Batch",
+    "tidesink/sinks/worker/table_task.py TableTask",
+}
+DATACLASSES_WITH_MORE_FIELDS: Final = {
+    "tidesink/codecs/base.py CodecOptions",
+    "tidesink/sinks/batch/counts.py BatchSummary",
+    "tidesink/typemap/table.py TypeRow",
+}
 # json and http are the standard library's; the rest say nothing.
 REFUSED_NAMES: Final = {
     "json",
@@ -50,6 +63,51 @@ def _long_functions(path: Path) -> Iterator[str]:
             yield f"{_name(path)}:{node.lineno} {node.name} has {length} lines and no docstring"
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _methods(definition: ast.AST) -> set[str]:
+    """The names of a class's own methods and properties."""
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {node.name for node in body if isinstance(node, Function)}
+
+
+def _fields(definition: ast.AST) -> set[str]:
+    """The names of a dataclass's own fields."""
+    if not isinstance(definition, ast.ClassDef):
+        return set()
+    if not any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list):
+        return set()
+    annotated = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
+    return {ast.unparse(node.target) for node in annotated if "ClassVar" not in ast.unparse(node.annotation)}
+
+
+def _parameters(definition: ast.AST) -> set[str]:
+    """The names of a function's parameters. Those of a command are its options, and do not count."""
+    if not isinstance(definition, Function):
+        return set()
+    arguments = definition.args
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    if any(one.annotation is not None and "typer." in ast.unparse(one.annotation) for one in parameters):
+        return set()
+    return {one.arg for one in parameters} - {"self", "cls"}
+
+
+def _over(tree: ast.AST, members: Callable[[ast.AST], set[str]], most: int) -> set[str]:
+    """The names of the definitions in a file that have more than ``most`` members."""
+    definitions = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | Function))
+    return {node.name for node in definitions if len(members(node)) > most}
+
+
+def _over_limits(text: str) -> list[set[str]]:
+    """The classes with too many methods, the dataclasses with too many fields, and the functions with too
+    many parameters.
+    """
+    tree = ast.parse(text)
+    limits = ((_methods, MOST_METHODS), (_fields, MOST_FIELDS), (_parameters, MOST_PARAMETERS))
+    return [_over(tree, members, most) for members, most in limits]
+
+
 def test_the_house_is_seen() -> None:
     """Guards the tests below: they would also pass if they saw no file."""
     assert {"tidesink/errors.py", "tests/unit/test_house.py"} <= {_name(path) for path in FILES}
@@ -72,6 +130,26 @@ def test_scripts_are_small() -> None:
 
 def test_long_functions_say_what_they_do() -> None:
     assert [line for path in FILES for line in _long_functions(path)] == []
+
+
+def test_classes_and_functions_are_small() -> None:
+    methods, fields, parameters = set[str](), set[str](), set[str]()
+    for path in FILES:
+        for over, names in zip(
+            (methods, fields, parameters), _over_limits(path.read_text(encoding="utf-8")), strict=True
+        ):
+            over |= {f"{_name(path)} {name}" for name in names}
+    assert methods == CLASSES_WITH_MORE_METHODS
+    assert fields == DATACLASSES_WITH_MORE_FIELDS
+    assert parameters == set()
+
+
+def test_parameters_are_counted() -> None:
+    """Guards the test above: no function has more than it allows."""
+    names = ", ".join(f"p{number}" for number in range(MOST_PARAMETERS))
+    assert _over_limits(f"def most({names}): pass")[2] == set()
+    assert _over_limits(f"class A:\n    async def more(self, {names}, *, last): pass")[2] == {"more"}
+    assert _over_limits(f"def command({names}, *, last: typer.Option): pass")[2] == set()
 
 
 def test_names_say_something() -> None:

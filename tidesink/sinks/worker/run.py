@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Final, Literal
+from functools import cache, partial
+from typing import Final, Literal
 from uuid import uuid4
 
 import structlog
@@ -23,7 +23,7 @@ import structlog
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError, SparkEndedError, TidesinkError
-from tidesink.events import Event, Message, TableId
+from tidesink.events import TableId
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
     Failpoints,
@@ -31,7 +31,6 @@ from tidesink.sinks.batch.context import (
     StopFlag,
     StopRequestedError,
     WorkerContext,
-    may_pass,
     signals_kept,
     stop_on_signals,
 )
@@ -59,11 +58,8 @@ from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
-from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, codec_of, watermark_reader
-
-if TYPE_CHECKING:
-    pass
-
+from tidesink.sinks.worker.topic_ends import TopicEnds
+from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
 
 Until = Literal["drained"]
 
@@ -87,8 +83,6 @@ _SNAPSHOT_MODULES: Final = (
     "tidesink.sinks.batch.source_rows",
     "sqlalchemy",
 )
-# A topic counts as missing if two look-ups this many seconds apart miss it: a broker may have old metadata.
-SECOND_LOOK_SECONDS: Final = 3.0
 
 
 def run(
@@ -183,18 +177,13 @@ class Worker:
         self._job_tag = f"tidesink-{uuid4()}"
         self._batches = batches
         self._turns = itertools.count(1)
-        self._offsets = offsets or context.brokers
         self._heartbeat = context.heartbeat or Heartbeat(
             context.store, context.config.pipeline, failures=context.failures
         )
         self._requests = Requests(context.store, context.config.pipeline)
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
-        self._missed: frozenset[str] = frozenset()
-        # Topics without an answer, with the time of the first failed look-up.
-        self._silent: dict[str, float] = {}
-        # Errors of topics that were refused, or that did not answer for ``retry.for`` seconds.
-        self._failed: dict[str, SourceError] = {}
+        self._topic_ends = TopicEnds(context, offsets or context.brokers, self._table_tasks)
         # Tasks that had no work when they were last asked, with the input of that answer.
         self._settled: dict[TableTask, _Settled] = {}
         self._reported_patterns = False
@@ -294,7 +283,7 @@ class Worker:
         self._requests.look()
         self._table_tasks.collect()
         self._collect()
-        seen = self._look()
+        seen = self._topic_ends.look()
         # Other tables may use the free slots at once. Only the end of the run must wait for another pass.
         ended = self._collect()
         idle = self._idle()
@@ -360,8 +349,9 @@ class Worker:
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
             table_task.apply_control(self._requests.of(table_task.table))
-            if table_task.topic in self._failed:
-                table_task.fail(self._failed[table_task.topic])
+            error = self._topic_ends.failed.get(table_task.topic)
+            if error is not None:
+                table_task.fail(error)
         self._give_turns([task for task in idle if task.topic not in seen.unanswered], seen, quiet)
 
     def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
@@ -373,7 +363,7 @@ class Worker:
             table_task.reading.seen = seen.found.get(table_task.topic, table_task.reading.seen)
         for table_task in idle:
             error = seen.unanswered.get(table_task.topic)
-            if error is not None and table_task.topic not in self._failed:
+            if error is not None and table_task.topic not in self._topic_ends.failed:
                 table_task.status.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
@@ -415,7 +405,7 @@ class Worker:
             table_task.rest()
         self._tell_idle_patterns()
         # A run until ``drained`` ends when each topic has answered, or has failed for ``retry.for`` seconds.
-        ends = self._ends and self._silent.keys() == self._failed.keys()
+        ends = self._ends and self._topic_ends.all_answered
         return not ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
@@ -465,74 +455,9 @@ class Worker:
         busy = {id(table_task) for table_task in self._busy.values()}
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
-    def _look(self) -> Look | SourceError:
-        """Return the topics' current offsets, or the error if Kafka does not answer.
-
-        Raises:
-            SourceError: Kafka does not answer, and no table is known whose status could show the error.
-        """
-        try:
-            seen = self._context.retry().call(self._look_once)
-        except SourceError as exc:
-            if not len(self._table_tasks):
-                raise
-            return exc
-        self._context.failures.passed(None)
-        return seen
-
-    def _look_once(self) -> Look:
-        """Look up the topics' offsets, and create tasks for new tables.
-
-        If topics are newly missing, looks up a second time, because a broker may have outdated metadata.
-        """
-        seen = self._ends_now()
-        if self._table_tasks.missed(seen) - self._missed:
-            if self._context.stop.wait(SECOND_LOOK_SECONDS):
-                raise StopRequestedError
-            again = self._ends_now(whole=True)
-            seen = Look({**seen.found, **again.found}, again.unanswered)
-        self._missed = self._table_tasks.missed(seen)
-        self._note_silence(seen)
-        self._table_tasks.follow(seen, self._failed)
-        return seen
-
-    def _note_silence(self, seen: Look) -> None:
-        """Record the topics whose offsets Kafka refused or did not return for ``retry.for`` seconds."""
-        now, patience = time.monotonic(), self._context.config.retry.for_
-        self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
-        self._failed = {
-            topic: error
-            for topic, error in seen.unanswered.items()
-            if not may_pass(error) or now - self._silent[topic] >= patience
-        }
-
-    def _ends_now(self, *, whole: bool = False) -> Look:
-        """Look up the current offsets of the pipeline's topics and of the connector's DDL topic.
-
-        To save requests, the id and the first offsets of a topic are only looked up if its end has changed, a
-        table has unread records in it, or the last look-up is long ago. ``whole``: True to look them up for
-        every topic. In a run until ``drained``, they are always looked up, because no later look-up would
-        correct outdated ones.
-        """
-        choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
-
-        def chosen(available: Iterable[str]) -> tuple[str, ...]:
-            topics = tuple(available)
-            return (*choose(topics), *(name for name in topics if ddl is not None and name == ddl.topic))
-
-        unread = {table_task.topic for table_task in self._table_tasks if table_task.reading.lag > 0}
-        all_of_each = whole or self._ends
-        seen = self._offsets.look(chosen) if all_of_each else self._offsets.look(chosen, unread.__contains__)
-        return seen if ddl is None else ddl.take(seen, self._decode_ddl)
-
-    @cached_property
-    def _decode_ddl(self) -> Callable[[Message], tuple[Event, ...]]:
-        """The function that decodes a record of the connector's DDL topic into events."""
-        return codec_of(self._context.config.source, self._context.registry).decode
-
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
         offsets = seen.found.get(table_task.topic)
-        if offsets is None and table_task.topic not in self._missed:
+        if offsets is None and table_task.topic not in self._topic_ends.missed:
             return False
         if not self._ends:
             table_task.wake()
