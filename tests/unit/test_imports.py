@@ -258,6 +258,19 @@ def test_targets_do_not_import_each_other() -> None:
     assert ("delta", "lake") in {room[:2] for room in rooms}
 
 
+def test_kafka_knows_no_codec() -> None:
+    """The list of protocols (``CODECS``) is enough for it."""
+    codecs = {"canal_json", "debezium", "flat_avro"}
+    knowing = {
+        str(one.path)
+        for one in ALL_IMPORTS
+        if one.path.parts[:1] == ("sinks",) and one.module.startswith("tidesink.codecs.")
+        if one.module.split(".")[2] in codecs
+    }
+    assert [path for path in knowing if path.startswith("sinks/kafka/")] == []
+    assert "sinks/worker/bounds.py" in knowing
+
+
 def test_only_targets_that_encode_messages_know_protocols() -> None:
     knowing = {
         one.path.parts[2]

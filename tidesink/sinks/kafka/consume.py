@@ -106,7 +106,7 @@ class AssignedConsumer:
         self.consumer.close()
 
 
-class Bounds(NamedTuple):
+class OffsetBounds(NamedTuple):
     """The offsets ``[start, end)`` of one partition to read. ``end`` is None for a range without an end."""
 
     start: int
@@ -147,7 +147,7 @@ class _Position:
 
     __slots__ = ("at_end", "end", "error", "is_paused", "next", "short_end", "silent")
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: OffsetBounds) -> None:
         self.next, self.end = bounds
         self.silent = 0.0
         self.short_end: int | None = None
@@ -182,7 +182,7 @@ class RangeReader:
         self,
         opened: AssignedConsumer,
         topic: str,
-        ranges: Mapping[int, Bounds],
+        ranges: Mapping[int, OffsetBounds],
         limits: ReadLimits = _DEFAULT_LIMITS,
         *,
         clock: Callable[[], float] = time.monotonic,
