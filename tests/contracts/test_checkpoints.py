@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from tests.servers import create_topics
 from tidesink.errors import SourceError
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.worker.bounds import read_checkpoint
 
 pytestmark = pytest.mark.servers
 
@@ -28,7 +29,7 @@ class _Bed:
         self.producer = Producer(self.settings)
 
     def of(self, topic: str, **more: str) -> ConnectorCheckpoints:
-        return ConnectorCheckpoints(lambda: {**self.settings, **more}, topic, "bank")
+        return ConnectorCheckpoints(lambda: {**self.settings, **more}, topic, "bank", read_checkpoint)
 
     def commit(self, value: Any, key: Any = ("bank", {"server": "bank"})) -> None:
         data = value if isinstance(value, bytes | None) else json.dumps(value).encode()

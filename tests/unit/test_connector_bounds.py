@@ -10,10 +10,10 @@ import pytest
 from tidesink.cli.status import cut_lines
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, read_checkpoint
+from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
+from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty, read_checkpoint
 from tidesink.sinks.worker.cuts import CutStatus
 from tidesink.sinks.worker.open_table import check_bounded
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from tidesink.cli.sources import Start, read_topic
 from tidesink.errors import BrokerUnavailableError, SourceError, SourceUnavailableError
-from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
+from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 
 TOPIC: Final = "t"
 Calls: TypeAlias = "list[list[Message]]"
@@ -84,13 +84,15 @@ class _Consumer:
 
 
 def reader(
-    consumer: _Consumer, ranges: Mapping[int, Bounds], limits: ReadLimits | None = None
+    consumer: _Consumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
 ) -> RangeReader:
     opened = AssignedConsumer({"bootstrap.servers": "b"}, {"group.id": "g"}, open_client=consumer.opened)
     return RangeReader(opened, TOPIC, ranges, limits or ReadLimits(), clock=lambda: consumer.now)
 
 
-def read(consumer: _Consumer, ranges: Mapping[int, Bounds], limits: ReadLimits | None = None) -> list[Any]:
+def read(
+    consumer: _Consumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
+) -> list[Any]:
     """All offsets of the ranges, with their partitions if there are several."""
     wanted = reader(consumer, ranges, limits)
     messages: list[Message] = []
@@ -121,26 +123,26 @@ def read(consumer: _Consumer, ranges: Mapping[int, Bounds], limits: ReadLimits |
 )
 def test_a_range_is_complete_at_its_end_or_at_the_partitions(calls: Calls, offsets: list[int]) -> None:
     consumer = _Consumer(calls)
-    assert read(consumer, {0: Bounds(3, 7)}) == offsets
+    assert read(consumer, {0: OffsetBounds(3, 7)}) == offsets
     assert (consumer.assigned, consumer.calls, consumer.dropped) == ([(0, 3)], [], [])
 
 
 def test_no_more_records_are_asked_for_than_the_range_has() -> None:
     consumer = _Consumer([[record(3), record(4)], [record(5), record(6)]])
-    read(consumer, {0: Bounds(3, 7)})
+    read(consumer, {0: OffsetBounds(3, 7)})
     assert consumer.asked == [4, 2]
 
 
 def test_a_complete_partition_is_no_longer_read_beside_others() -> None:
     consumer = _Consumer([[record(0), record(0, 1)], [record(1), record(2), record(1, 1), end(2, 1)]])
-    ranges = {0: Bounds(0, 2), 1: Bounds(0, 2), 2: Bounds(5, 5)}
+    ranges = {0: OffsetBounds(0, 2), 1: OffsetBounds(0, 2), 2: OffsetBounds(5, 5)}
     assert read(consumer, ranges) == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert (consumer.assigned, consumer.dropped) == ([(0, 0), (1, 0)], [0])
 
 
 def test_an_empty_range_asks_for_nothing() -> None:
     consumer = _Consumer()
-    assert read(consumer, {0: Bounds(3, 3)}) == []
+    assert read(consumer, {0: OffsetBounds(3, 3)}) == []
     assert (consumer.assigned, consumer.asked) == ([], [])
 
 
@@ -148,14 +150,14 @@ def test_a_silent_partition_is_named_though_others_have_records() -> None:
     others: Calls = [call for n in range(70) for call in ([record(n)], [])]
     consumer = _Consumer([[record(4, 1)], *others])
     with pytest.raises(BrokerUnavailableError, match="did not answer for 60 seconds") as caught:
-        read(consumer, {0: Bounds(0, 100), 1: Bounds(4, 9)})
+        read(consumer, {0: OffsetBounds(0, 100), 1: OffsetBounds(4, 9)})
     assert caught.value.context == {"topic": TOPIC, "partition": 1, "offset": 5}
     assert consumer.now == 61
 
 
 def test_a_callers_own_time_and_a_pause_are_no_silence() -> None:
     consumer = _Consumer()
-    wanted = reader(consumer, {0: Bounds(0, 9), 1: Bounds(0, 9)})
+    wanted = reader(consumer, {0: OffsetBounds(0, 9), 1: OffsetBounds(0, 9)})
     wanted.pause(1)
     for offset in range(8):
         consumer.now += 1000
@@ -172,15 +174,15 @@ def test_a_callers_own_time_and_a_pause_are_no_silence() -> None:
 
 def test_errors_that_may_pass_are_named_by_a_later_silence_and_forgotten_with_a_record() -> None:
     passing = failure(KafkaError.NOT_LEADER_FOR_PARTITION)
-    assert read(_Consumer([[passing], [passing, record(0)], [record(1)]]), {0: Bounds(0, 2)}) == [0, 1]
+    assert read(_Consumer([[passing], [passing, record(0)], [record(1)]]), {0: OffsetBounds(0, 2)}) == [0, 1]
     with pytest.raises(BrokerUnavailableError, match="NOT_LEADER_FOR_PARTITION"):
-        read(_Consumer([[record(0)], [passing]]), {0: Bounds(0, 2)})
+        read(_Consumer([[record(0)], [passing]]), {0: OffsetBounds(0, 2)})
     with pytest.raises(BrokerUnavailableError, match=r"60 seconds\. ") as caught:
-        read(_Consumer([[passing], [record(0)]]), {0: Bounds(0, 2)})
+        read(_Consumer([[passing], [record(0)]]), {0: OffsetBounds(0, 2)})
     assert caught.value.context["offset"] == 1
     # Nothing joins a group.
     group = failure(KafkaError.GROUP_AUTHORIZATION_FAILED)
-    assert read(_Consumer([[group], [record(0)]]), {0: Bounds(0, 1)}) == [0]
+    assert read(_Consumer([[group], [record(0)]]), {0: OffsetBounds(0, 1)}) == [0]
 
 
 @pytest.mark.parametrize(
@@ -195,12 +197,12 @@ def test_errors_that_may_pass_are_named_by_a_later_silence_and_forgotten_with_a_
 def test_other_errors_of_a_partition_are_raised_at_once(code: int, remedy: str, text: str) -> None:
     consumer = _Consumer([[record(0), failure(code)]])
     with pytest.raises(SourceError, match=text) as caught:
-        read(consumer, {0: Bounds(0, 9)})
+        read(consumer, {0: OffsetBounds(0, 9)})
     assert (caught.value.remedy, consumer.now) == (remedy, 0)
     assert caught.value.context == {"topic": TOPIC, "partition": 0, "offset": 1}
     # Not of a partition that was read to its end, and not once all were.
-    assert read(_Consumer([[record(0), failure(code), failure(code, -1)]]), {0: Bounds(0, 1)}) == [0]
-    ranges = {0: Bounds(0, 1), 1: Bounds(0, 1)}
+    assert read(_Consumer([[record(0), failure(code), failure(code, -1)]]), {0: OffsetBounds(0, 1)}) == [0]
+    ranges = {0: OffsetBounds(0, 1), 1: OffsetBounds(0, 1)}
     assert read(_Consumer([[record(0), failure(code)], [record(0, 1)]]), ranges) == [(0, 0), (1, 0)]
 
 
@@ -210,7 +212,7 @@ def test_other_errors_of_a_partition_are_raised_at_once(code: int, remedy: str, 
 )
 def test_an_error_of_the_client_may_be_left_over_and_counts_after_a_while(code: int, seconds: int) -> None:
     consumer = _Consumer([[record(0)]])
-    wanted = reader(consumer, {0: Bounds(0, 2)})
+    wanted = reader(consumer, {0: OffsetBounds(0, 2)})
     consumer.error_cb(KafkaError(code))
     assert len(wanted.consume(9)) == 1
     with pytest.raises(SourceError, match=KafkaError(code).name()):
@@ -229,7 +231,7 @@ def test_an_error_of_the_client_may_be_left_over_and_counts_after_a_while(code: 
 def test_an_offset_that_kafka_no_longer_has_is_an_error(low: int, high: int | None, text: str) -> None:
     consumer = _Consumer([[failure(KafkaError._AUTO_OFFSET_RESET)]], low, high)
     with pytest.raises(SourceError, match=rf"Offsets from 3 on {text}.*Nothing was skipped\. Do X\."):
-        read(consumer, {0: Bounds(3, 9)}, ReadLimits(expired="Do X."))
+        read(consumer, {0: OffsetBounds(3, 9)}, ReadLimits(expired="Do X."))
 
 
 def test_a_partition_that_ends_before_the_range_lost_records() -> None:
@@ -237,17 +239,17 @@ def test_a_partition_that_ends_before_the_range_lost_records() -> None:
     with pytest.raises(
         SourceError, match=r"ends at offset 1, but .* offset 9 .*recreated\. Do X\."
     ) as caught:
-        read(consumer, {0: Bounds(0, 9)}, ReadLimits(short="Do X."))
+        read(consumer, {0: OffsetBounds(0, 9)}, ReadLimits(short="Do X."))
     assert consumer.now == 11
     assert not isinstance(caught.value, SourceUnavailableError)
     # The end may be that of a broker that lags.
     late: Calls = [[end(1)], [], [record(1)], *[[] for _ in range(9)], [end(2)], [], [record(2)]]
-    assert read(_Consumer([[record(0)], *late]), {0: Bounds(0, 3)}) == [0, 1, 2]
+    assert read(_Consumer([[record(0)], *late]), {0: OffsetBounds(0, 3)}) == [0, 1, 2]
 
 
 def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
     consumer = _Consumer([[record(0), end(1)]], high=1)
-    wanted = reader(consumer, {0: Bounds(0)})
+    wanted = reader(consumer, {0: OffsetBounds(0)})
     assert wanted.unreached == {0}
     assert len(wanted.consume(9)) == 1
     assert wanted.unreached == set()
@@ -268,7 +270,7 @@ def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
 def test_an_error_that_may_pass_is_taken_once() -> None:
     passing = failure(KafkaError.LEADER_NOT_AVAILABLE, 1)
     consumer = _Consumer([[passing, record(0)], [passing], [end(0, 1)]])
-    wanted = reader(consumer, {0: Bounds(0), 1: Bounds(0)}, ReadLimits(silence=math.inf))
+    wanted = reader(consumer, {0: OffsetBounds(0), 1: OffsetBounds(0)}, ReadLimits(silence=math.inf))
     assert len(wanted.consume(9)) == 1
     taken = wanted.take_error()
     assert taken is not None
@@ -283,7 +285,7 @@ def test_a_client_that_refuses_an_assignment_is_an_error_of_the_range() -> None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with pytest.raises(BrokerUnavailableError, match="_TIMED_OUT"):
-        reader(_Refusing(), {0: Bounds(0, 1)})
+        reader(_Refusing(), {0: OffsetBounds(0, 1)})
 
 
 def _command(consumer: _Consumer, start: Start, **more: Any) -> Iterable[tuple[int, int]]:

@@ -53,7 +53,7 @@ from tidesink.events import Message, TableId
 from tidesink.kafka_client import SILENT, OpenClient, no_answer, open_client
 from tidesink.schema_registry import GlueSchemas, MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.base import SchemaSource
-from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
+from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -577,12 +577,14 @@ def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = F
         SourceUnavailableError: the broker does not answer.
     """
     with _reading(properties) as opened:
-        ranges: dict[int, Bounds] = {}
+        ranges: dict[int, OffsetBounds] = {}
         for number in _partitions(opened.consumer, topic):
             partition = TopicPartition(topic, number)
             low, high = opened.consumer.get_watermark_offsets(partition, timeout=_SECONDS)
             ranges[number] = (
-                Bounds(max(low, high - most), high) if ends else Bounds(low, min(high, low + most))
+                OffsetBounds(max(low, high - most), high)
+                if ends
+                else OffsetBounds(low, min(high, low + most))
             )
         yield from _Merge(RangeReader(opened, topic, ranges)).records()
 
@@ -594,12 +596,12 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
     return sorted(metadata.partitions)
 
 
-def _ranges(consumer: Consumer, topic: str, start: Start) -> dict[int, Bounds]:
+def _ranges(consumer: Consumer, topic: str, start: Start) -> dict[int, OffsetBounds]:
     """Returns the range from ``start`` to the end of each partition. From ``latest``, a range has no end.
 
     Warns about records that Kafka no longer has, and about a topic without records after ``start``.
     """
-    ranges: dict[int, Bounds] = {}
+    ranges: dict[int, OffsetBounds] = {}
     earliest: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for number in _partitions(consumer, topic):
@@ -609,7 +611,7 @@ def _ranges(consumer: Consumer, topic: str, start: Start) -> dict[int, Bounds]:
             earliest[number] = low
         begin = _begin(consumer, TopicPartition(topic, number), start, (low, high))
         if start.kind == "latest" or begin < high:
-            ranges[number] = Bounds(begin, None if start.kind == "latest" else high)
+            ranges[number] = OffsetBounds(begin, None if start.kind == "latest" else high)
     if earliest:
         warn(gone_before(start, earliest))
     if not ranges:

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.codecs.framing import HEADER_SIZE, MAGIC, not_confluent
-from tidesink.errors import FramingError, SchemaMismatchError
+from tidesink.errors import ConfigError, FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
 from tidesink.typemap.table import AmbiguousTime, DecimalMode, UnsignedMode, ZeroDate
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
+    from tidesink.ddl.catalog import TableDefinitions
+    from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
 
 
 T = TypeVar("T")
@@ -125,6 +127,7 @@ Producer = Literal["classic", "new"]
 LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
 ChecksumMode = Literal["off", "warn", "reject"]
 TableOfTopic = Callable[[str], TableId | None]
+Keys = Mapping[TableId, Sequence[str]]
 _DEFAULT_MODES = DebeziumModes()
 
 
@@ -194,6 +197,35 @@ class CodecOptions:
     def sends_row_keys(self) -> bool:
         """True if canal-json rows contain TiDB's row key, which is part of the TiDB extension."""
         return self.enable_tidb_extension and self.output_row_key
+
+
+@dataclass(frozen=True)
+class CodecParts:
+    """The arguments for creating a codec of any protocol. Each codec uses those that it needs.
+
+    ``registry``: schema registry. ``table_of_topic``: function that returns the table of a topic.
+    ``definitions``: table definitions. ``keys``: key columns by table. ``glue``: source of the schemas of
+    messages with an AWS Glue header.
+    """
+
+    options: CodecOptions
+    registry: SchemaRegistry | None = None
+    table_of_topic: TableOfTopic | None = None
+    definitions: TableDefinitions | None = None
+    keys: Keys | None = None
+    glue: SchemaSource | None = None
+
+    def required_registry(self, protocol: str) -> SchemaRegistry:
+        """Returns the schema registry.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self.registry is None:
+            raise ConfigError(
+                f"{protocol} needs a schema registry. Set schema-registry.", key="schema-registry"
+            )
+        return self.registry
 
 
 class Codec(ABC):

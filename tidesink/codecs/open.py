@@ -1,83 +1,31 @@
 """Lists the supported protocols in ``CODECS``, and opens the codec of a protocol.
 
-A codec's module is imported when the codec is first opened. The config, the command line and the workers look
-up protocols here. CONTRIBUTING.md lists the further steps for a new protocol.
+A codec's module is named by text, and is imported when the codec is first opened: the codecs import the
+shared modules beside this one, so this module imports no codec. The config, the command line and the workers
+look up protocols here. CONTRIBUTING.md lists the further steps for a new protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
-from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.base import Codec, CodecOptions, CodecParts, Keys, TableOfTopic
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidesink.codecs.canal_json.schema import Keys
     from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
-
-
-@dataclass(frozen=True)
-class CodecParts:
-    """The arguments for creating a codec of any protocol. Each codec uses those that it needs.
-
-    ``registry``: schema registry. ``table_of_topic``: function that returns the table of a topic.
-    ``definitions``: table definitions. ``keys``: key columns by table. ``glue``: source of the schemas of
-    messages with an AWS Glue header.
-    """
-
-    options: CodecOptions
-    registry: SchemaRegistry | None = None
-    table_of_topic: TableOfTopic | None = None
-    definitions: TableDefinitions | None = None
-    keys: Keys | None = None
-    glue: SchemaSource | None = None
-
-
-def _flat_avro(parts: CodecParts) -> Codec:
-    from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-
-    return FlatAvroCodec(
-        registry=_registry(parts, "flat-avro"),
-        options=parts.options,
-        table_of_topic=parts.table_of_topic,
-        glue=parts.glue,
-    )
-
-
-def _canal_json(parts: CodecParts) -> Codec:
-    from tidesink.codecs.canal_json.codec import CanalJsonCodec
-
-    return CanalJsonCodec(options=parts.options, definitions=parts.definitions, keys=parts.keys)
-
-
-def _debezium_json(parts: CodecParts) -> Codec:
-    from tidesink.codecs.debezium.codec import DebeziumJsonCodec
-
-    return DebeziumJsonCodec(options=parts.options, definitions=parts.definitions)
-
-
-def _debezium_avro(parts: CodecParts) -> Codec:
-    from tidesink.codecs.debezium.codec import DebeziumAvroCodec
-
-    registry = _registry(parts, "debezium-avro")
-    return DebeziumAvroCodec(registry=registry, options=parts.options, definitions=parts.definitions)
-
-
-def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
-    if parts.registry is None:
-        raise ConfigError(f"{protocol} needs a schema registry. Set schema-registry.", key="schema-registry")
-    return parts.registry
 
 
 @dataclass(frozen=True)
 class Protocol:
     """A supported protocol: its codec, and properties of its topics.
 
-    ``open``: creates the protocol's codec.
+    ``opens``: module and name of the function that creates the protocol's codec from ``CodecParts``.
     ``aliases``: other names of the protocol.
     ``registry``: True if its schemas are in a schema registry.
     ``tells_ddl``: True if its topics contain DDL events.
@@ -92,7 +40,7 @@ class Protocol:
     ignores; None if such a target cannot write the protocol.
     """
 
-    open: Callable[[CodecParts], Codec]
+    opens: str
     aliases: tuple[str, ...] = ()
     registry: bool = False
     tells_ddl: bool = False
@@ -110,14 +58,14 @@ _AVRO: Final = ("schema_registry", "avro_decimal_handling_mode", "avro_bigint_un
 # TiCDC calls flat-avro "avro" too (tiflow c7b2588), and its Debezium JSON "debezium" (b813e76).
 CODECS: Final[Mapping[str, Protocol]] = {
     "flat-avro": Protocol(
-        _flat_avro,
+        "tidesink.codecs.flat_avro.codec:open_flat_avro",
         aliases=("avro",),
         registry=True,
         reads=frozenset({*_TICDC, *_AVRO, "avro_enable_watermark", "avro_include_before_value", "checksum"}),
         writes=frozenset({*_AVRO, "namespace"}),
     ),
     "canal-json": Protocol(
-        _canal_json,
+        "tidesink.codecs.canal_json.codec:open_canal_json",
         tells_ddl=True,
         shares_topics=True,
         reads=frozenset(
@@ -138,7 +86,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
         writes=frozenset({"content_compatible", "large_message_handle_compression"}),
     ),
     "debezium-json": Protocol(
-        _debezium_json,
+        "tidesink.codecs.debezium.codec:open_debezium_json",
         aliases=("debezium",),
         leaves_out=True,
         connectors=True,
@@ -146,7 +94,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
         writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
     ),
     "debezium-avro": Protocol(
-        _debezium_avro,
+        "tidesink.codecs.debezium.codec:open_debezium_avro",
         registry=True,
         leaves_out=True,
         connectors=True,
@@ -213,4 +161,6 @@ def open_codec(
         ConfigError: The protocol is unknown, or it needs a schema registry and ``registry`` is None.
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
-    return CODECS[protocol_named(protocol)].open(parts)
+    module, _, function = CODECS[protocol_named(protocol)].opens.partition(":")
+    codec: Codec = getattr(import_module(module), function)(parts)
+    return codec

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, CodecParts, EncodedRecord, Keys, kept
 from tidesink.codecs.canal_json.envelope import (
     OPS,
     Parsed,
@@ -39,7 +39,7 @@ from tidesink.codecs.canal_json.envelope import (
     other_dialects_named,
     timestamp,
 )
-from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
+from tidesink.codecs.canal_json.schema import RowShape, RowShapes, read_row
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
 from tidesink.ddl.catalog import TableDefinitions
@@ -710,3 +710,8 @@ def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
             table=str(event.table),
         )
     return row, event.before if event.op is Op.UPDATE else None
+
+
+def open_canal_json(parts: CodecParts) -> Codec:
+    """Returns a new codec for ``CODECS``."""
+    return CanalJsonCodec(options=parts.options, definitions=parts.definitions, keys=parts.keys)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import BinaryText
+from tidesink.codecs.base import BinaryText, Keys
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
@@ -30,7 +30,6 @@ from tidesink.typemap.table import row_of
 from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text_reader
 
 RawRow = dict[str, object]
-Keys = Mapping[TableId, Sequence[str]]
 # An integer column: its name, minimum and maximum, and the reader of texts that are not plain digits.
 IntegerColumn = tuple[str, int, int, TextReader]
 

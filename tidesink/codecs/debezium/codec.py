@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import BinaryHandling, Codec, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BinaryHandling, Codec, CodecOptions, CodecParts, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
@@ -543,3 +543,18 @@ def refusal(payload: object) -> str:
         f"The value with the members {names} has no op and source, so it is not a Debezium envelope. "
         f"{_TELL_FLATTENED}"
     )
+
+
+def open_debezium_json(parts: CodecParts) -> Codec:
+    """Returns a new codec for ``CODECS``."""
+    return DebeziumJsonCodec(options=parts.options, definitions=parts.definitions)
+
+
+def open_debezium_avro(parts: CodecParts) -> Codec:
+    """Returns a new codec for ``CODECS``.
+
+    Raises:
+        ConfigError: The parts have no schema registry.
+    """
+    registry = parts.required_registry("debezium-avro")
+    return DebeziumAvroCodec(registry=registry, options=parts.options, definitions=parts.definitions)

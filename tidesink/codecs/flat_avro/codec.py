@@ -32,6 +32,7 @@ from tidesink.codecs.base import (
     ByIdentity,
     Codec,
     CodecOptions,
+    CodecParts,
     EncodedRecord,
     TableOfTopic,
     header,
@@ -614,3 +615,17 @@ def _inflated(payload: bytes, part: str) -> bytes:
             f"The {part}'s payload is not exactly one zlib stream: it is cut off, or other bytes follow it."
         )
     return plain
+
+
+def open_flat_avro(parts: CodecParts) -> Codec:
+    """Returns a new codec for ``CODECS``.
+
+    Raises:
+        ConfigError: The parts have no schema registry.
+    """
+    return FlatAvroCodec(
+        registry=parts.required_registry("flat-avro"),
+        options=parts.options,
+        table_of_topic=parts.table_of_topic,
+        glue=parts.glue,
+    )

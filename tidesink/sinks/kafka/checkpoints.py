@@ -5,8 +5,7 @@ offset. A *checkpoint* is the commit position in such an offset. All rows up to 
 offsets of partitions are requested after the checkpoint was read, these rows are before the end offsets. A
 connector that restarts sends rows again from its checkpoint on.
 
-Sources: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``); the offsets of Debezium
-3.5.0.Final for MariaDB and Postgres, captured.
+Source: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``).
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from tidesink.codecs.debezium.commit_positions import binlog_position, log_position
 from tidesink.errors import SourceError
 from tidesink.kafka_client import open_client
-from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
+from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # librdkafka requires a group name. The group is never joined.
@@ -44,13 +42,6 @@ _ENDS: Final[dict[str, Any]] = {
 }
 _RECORDS: Final = 1000
 _LATEST: Final = -1
-_OPEN: Final = "incremental_snapshot_"
-_LOADS: Final = "The Debezium connector's snapshot has not finished. Cuts are published once it has."
-_NO_POSITION: Final = (
-    "The Debezium connector's offset has no position that rows can be compared with. Connectors for MySQL, "
-    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat. Wait for the "
-    "next transaction, or set heartbeat.interval.ms at the connector."
-)
 
 
 class Checkpoint(NamedTuple):
@@ -63,39 +54,27 @@ class Checkpoint(NamedTuple):
     time: float
 
 
-def read_checkpoint(offset: Mapping[str, Any]) -> Checkpoint | str:
-    """Convert a connector's stored offset to a checkpoint.
-
-    Returns a text with the reason if the offset has no position up to which all rows were sent.
-    """
-    if offset.get("snapshot") not in (None, False, "false"):
-        return _LOADS
-    if any(value is not None for name, value in offset.items() if name.startswith(_OPEN)):
-        return _LOADS
-    if "file" in offset:
-        position, time = binlog_position(offset["file"], offset.get("pos")), offset.get("ts_sec")
-        return _NO_POSITION if position is None else Checkpoint(position, _seconds(time, 1))
-    position, time = log_position(offset.get("lsn_commit")), offset.get("ts_usec")
-    return _NO_POSITION if position is None else Checkpoint(position, _seconds(time, 1_000_000))
-
-
-def _seconds(value: object, unit: int) -> float:
-    return value / unit if isinstance(value, int) and not isinstance(value, bool) else 0.0
-
-
 class ConnectorCheckpoints:
     """Reads the checkpoints of one Debezium connector, and the end offsets of topics. For one thread.
+
+    ``read``: converts a stored offset to a checkpoint, or returns the reason why it is none, as text.
 
     Attributes:
         newest: The last checkpoint; None if no checkpoint is known yet.
         reason: The reason why ``newest`` is None, as text; empty if it is not None.
     """
 
-    def __init__(self, properties: Callable[[], Mapping[str, str]], topic: str, connector: str) -> None:
+    def __init__(
+        self,
+        properties: Callable[[], Mapping[str, str]],
+        topic: str,
+        connector: str,
+        read: Callable[[Mapping[str, Any]], Checkpoint | str],
+    ) -> None:
         self.newest: Checkpoint | None = None
         self.reason = ""
         self._properties = properties
-        self._topic, self._connector = topic, connector
+        self._topic, self._connector, self._read_offset = topic, connector, read
         self._opened: AssignedConsumer | None = None
         self._reader: RangeReader | None = None
         self._asks: Any = None
@@ -167,7 +146,7 @@ class ConnectorCheckpoints:
         if self._opened is None:
             self._opened = AssignedConsumer(self._properties(), _READS)
         numbers = self._partitions(self._opened.consumer)
-        return RangeReader(self._opened, self._topic, dict.fromkeys(numbers, Bounds(0)), _LIMITS)
+        return RangeReader(self._opened, self._topic, dict.fromkeys(numbers, OffsetBounds(0)), _LIMITS)
 
     def _read(self) -> frozenset[int]:
         """Read the new records. Returns the partitions whose end was not reached yet.
@@ -217,7 +196,7 @@ class ConnectorCheckpoints:
             self._found.pop(key, None)
             self._absent = "The connector's offset was removed."
             return
-        checkpoint = read_checkpoint(offset)
+        checkpoint = self._read_offset(offset)
         if isinstance(checkpoint, Checkpoint) and not checkpoint.time:
             # A connector's offset from before its first event has no time of the source database.
             checkpoint = checkpoint._replace(time=message.timestamp()[1] / 1000)

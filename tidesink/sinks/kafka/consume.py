@@ -7,24 +7,28 @@ an end. Each call of ``RangeReader.consume`` returns the records of one consume 
    range. So a range is complete when a record at or past its end arrives, or when the end of the partition is
    at or past its end. (``Consumer.position()`` does not show that.) A range without an end is never complete.
 2. *Silence.* A partition is silent while its reader waits in consume calls and gets neither a record nor the
-   partition's end. Time between the calls does not count, nor does the time of other partitions or of a
-   paused one. After ``ReadLimits.silence`` seconds, the brokers count as unavailable. A range without an end
-   may be silent at the partition's end. If the client reported an error there, the reader asks the brokers
-   for the end before it raises an error, and an answer restarts the wait.
-3. *Errors that may pass.* librdkafka repeats its requests after an error that Kafka lists as retriable. Such
-   an error is only remembered: it is named if the partition stays silent, and forgotten with the partition's
-   next record. Errors of the consumer group are ignored, because the group is never joined.
-4. *Refusals.* Any other error is raised at once if it concerns a partition. An error of the client, which
-   names no partition, is raised after ``ReadLimits.refusal`` seconds of silence, because it may be left over
-   from an earlier read.
-5. *Deleted topics.* A partition that does not exist is an error that may pass for the caller, who can try
-   again: its brokers may be starting.
-6. *Expired offsets.* With ``auto.offset.reset: error``, an offset that Kafka no longer has is an error, which
-   names the partition's first offset. With ``earliest``, the range continues at the first offset.
-7. *Lost records.* If the partition ends before the range does, and stays so for ``ReadLimits.refusal``
-   seconds, Kafka lost records or the topic was recreated.
+   partition's end. Time between the calls does not count, and neither does the time in which a partition is
+   paused. After ``ReadLimits.silence`` seconds, the brokers count as unavailable. A range without an end may
+   be silent at the partition's end. If the client reported an error there, the reader asks the brokers for
+   the end before it raises an error, and an answer restarts the wait.
+3. *Errors that may pass.* librdkafka repeats its requests after an error that Kafka lists as retriable. The
+   reader only remembers such an error, and names it if the partition stays silent. The partition's next
+   record or end clears it. Errors of the consumer group are ignored, because the group is never joined.
+4. *Refusals.* Any other error of a partition is raised at once. An error of the client, which names no
+   partition, may be left over from an earlier read, so it is raised after ``ReadLimits.refusal`` seconds of
+   silence.
+5. *Deleted topics.* A partition that does not exist is a ``BrokerUnavailableError``: its brokers may be
+   starting, so the caller may try again.
+6. *Expired offsets.* With ``auto.offset.reset: error``, an offset that Kafka no longer has is an error, and
+   the error names the partition's first offset. With ``earliest``, the range continues at the first offset.
+7. *Lost records.* If the partition ends before the range, and stays so for ``ReadLimits.refusal`` seconds,
+   Kafka lost records or the topic was recreated.
 
 Every error names topic, partition and the next offset.
+
+Three loops read no ranges, so they are separate: a consumer group (``tidesink.consumer``), a look at new
+records in which silence and errors are no faults (``worker.watermarks``), and look-ups in which a partition's
+end or a missing offset is the answer (``kafka.leader_epochs``).
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ class AssignedConsumer:
         self.consumer.close()
 
 
-class Bounds(NamedTuple):
+class OffsetBounds(NamedTuple):
     """The offsets ``[start, end)`` of one partition to read. ``end`` is None for a range without an end."""
 
     start: int
@@ -147,7 +151,7 @@ class _Position:
 
     __slots__ = ("at_end", "end", "error", "is_paused", "next", "short_end", "silent")
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: OffsetBounds) -> None:
         self.next, self.end = bounds
         self.silent = 0.0
         self.short_end: int | None = None
@@ -182,7 +186,7 @@ class RangeReader:
         self,
         opened: AssignedConsumer,
         topic: str,
-        ranges: Mapping[int, Bounds],
+        ranges: Mapping[int, OffsetBounds],
         limits: ReadLimits = _DEFAULT_LIMITS,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -56,7 +56,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.kafka_client import OpenClient, open_client
-from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits
+from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.state.progress import Progress
 
@@ -447,7 +447,7 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
     with _translated(topic), closing(opened):
         partition = TopicPartition(topic.name, PARTITION)
         low, high = opened.consumer.get_watermark_offsets(partition, timeout=_SILENCE)
-        bounds = Bounds(max(low, start), high if end is None else min(high, end))
+        bounds = OffsetBounds(max(low, start), high if end is None else min(high, end))
         reader = RangeReader(opened, topic.name, {PARTITION: bounds}, _LIMITS)
         while not reader.is_complete():
             yield from reader.consume(_AT_ONCE, _POLL)

@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import SourceError
 from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
-from tidesink.sinks.kafka.consume import AssignedConsumer, Bounds, RangeReader, ReadLimits, offset_of
+from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits, offset_of
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 from tidesink.sinks.state.progress import LastRecord
 
@@ -427,7 +427,7 @@ class _Batches:
     def read(self) -> Iterator[pa.RecordBatch]:
         wanted, limits, records, size = self._wanted, self._limits, 0, 0
         waits = ReadLimits(limits.silence, limits.refusal, expired=_EXPIRED, short=_SHORT)
-        bounds = {wanted.partition: Bounds(wanted.start, wanted.end)}
+        bounds = {wanted.partition: OffsetBounds(wanted.start, wanted.end)}
         reader = RangeReader(self._opened, wanted.topic, bounds, waits)
         parts: list[_Part] = []
         while not reader.is_complete():

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from tidesink.codecs.debezium.commit_positions import binlog_position, log_position
 from tidesink.config.models import CutSettings
 from tidesink.errors import SourceError, TidesinkError
 from tidesink.events import LOGICAL_BITS, Message, physical_ms
@@ -204,6 +205,36 @@ def _watermarks(task: TableTask) -> Iterator[int]:
     yield from (mark for mark in (*committed, *task.reading.marks.values()) if mark is not None)
 
 
+_OPEN: Final = "incremental_snapshot_"
+_LOADS: Final = "The Debezium connector's snapshot has not finished. Cuts are published once it has."
+_NO_POSITION: Final = (
+    "The Debezium connector's offset has no position that rows can be compared with. Connectors for MySQL, "
+    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat. Wait for the "
+    "next transaction, or set heartbeat.interval.ms at the connector."
+)
+
+
+def read_checkpoint(offset: Mapping[str, Any]) -> Checkpoint | str:
+    """Convert a connector's stored offset to a checkpoint.
+
+    Returns a text with the reason if the offset has no position up to which all rows were sent. Source: the
+    offsets of Debezium 3.5.0.Final for MariaDB and Postgres, captured.
+    """
+    if offset.get("snapshot") not in (None, False, "false"):
+        return _LOADS
+    if any(value is not None for name, value in offset.items() if name.startswith(_OPEN)):
+        return _LOADS
+    if "file" in offset:
+        position, at = binlog_position(offset["file"], offset.get("pos")), offset.get("ts_sec")
+        return _NO_POSITION if position is None else Checkpoint(position, _seconds(at, 1))
+    position, at = log_position(offset.get("lsn_commit")), offset.get("ts_usec")
+    return _NO_POSITION if position is None else Checkpoint(position, _seconds(at, 1_000_000))
+
+
+def _seconds(value: object, unit: int) -> float:
+    return value / unit if isinstance(value, int) and not isinstance(value, bool) else 0.0
+
+
 class ConnectorBounds:
     """Chooses checkpoints of a Debezium connector as bounds, at least ``every`` seconds apart.
 
@@ -359,7 +390,7 @@ def open_bounds(
     if debezium.offsets_topic is None or debezium.connector_name is None:
         return WatermarkBounds(context.source, cuts.every, watermark_of)
     checkpoints = ConnectorCheckpoints(
-        source.confluent_properties, debezium.offsets_topic, debezium.connector_name
+        source.confluent_properties, debezium.offsets_topic, debezium.connector_name, read_checkpoint
     )
     refusal = None if source.database is None else partial(_refusal, source.database)
     return ConnectorBounds(checkpoints, cuts.every, refusal=refusal)
