@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.columns import ID
-from tests.contracts.conftest import BED_NAMES, MARKS, opened_bed
-from tests.contracts.lake_writers import Watched, with_writers
 from tests.contracts.targets_bed import (
     AMOUNT,
     NAME,
@@ -33,28 +30,10 @@ from tidesink.typemap.target_schema import TargetSchema, without
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]
 
-# The lakes where MERGE has to take each batch.
-MERGED = {"delta, merged": "delta", "iceberg, merged": "iceberg"}
-
 SHAPE = shape()
 NAMES = HistoryNames()
 # A commit of each second: what readers see is the time, what is compared the whole number.
 _SECOND = 1000 << 18
-
-
-@pytest.fixture(
-    params=[
-        *(pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES),
-        *(pytest.param(name, marks=pytest.mark.spark) for name in MERGED),
-    ]
-)
-def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
-    """Every target in turn, and the lakes once more by MERGE."""
-    name = MERGED.get(request.param, request.param)
-    found = opened_bed(request, name, tmp_path)
-    if name not in MERGED.values():
-        return found
-    return with_writers(found, lambda writer: Watched(writer, merging=request.param in MERGED))
 
 
 class Event(NamedTuple):
@@ -346,11 +325,17 @@ def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
 
 @pytest.mark.spark
 def test_numbers_of_a_commit_that_are_not_those_of_the_batch_stop_the_table() -> None:
-    from tidesink.sinks.targets.lake.merge import history_result
+    from tidesink.sinks.targets.delta.ledger import DeltaEntry
+    from tidesink.sinks.targets.delta.log import Commit
+    from tidesink.sinks.targets.delta.writes import result_of
     from tidesink.sinks.targets.lake.versions import Counts
 
+    def entry(inserted: int, updated: int) -> DeltaEntry:
+        metrics = {"numTargetRowsInserted": inserted, "numTargetRowsUpdated": updated}
+        return DeltaEntry("shop", ("id",), counts=counts, commit=Commit(1, "MERGE", metrics=metrics))
+
     batch = ReducedBatch(SHAPE, 2, 1, how=ApplyOptions(mode="history", history=NAMES))
-    counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)
-    assert did(history_result(counts, (2, 2, 0), batch, version="1")) == (2, 0, 1, 0)
+    counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)._asdict()
+    assert did(result_of(entry(2, 2), batch)) == (2, 0, 1, 0)
     with pytest.raises(AccountingError, match="1 rows inserted"):
-        history_result(counts, (1, 2, 0), batch, version="1")
+        result_of(entry(1, 2), batch)

@@ -1,4 +1,4 @@
-"""Batches whose rows depend on what a lake's table has: files leave what MERGE leaves."""
+"""Batches whose rows depend on what a lake's table has: files leave what MERGE leaves, or what a law says."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tests.contracts.test_targets_iceberg_partitions import made as iceberg_made
 from tests.contracts.test_targets_shards import A, B, key, opened, rows
 from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
+from tests.memory_target import MemoryTarget
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import (
@@ -129,20 +130,19 @@ def test_any_stream_leaves_what_merge_leaves(lake: Bed, mode: dict[str, Any]) ->
     ],
     indirect=["lake"],
 )
-def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, by: str) -> None:
-    """Events that come late, again, and several of a key at once; one table merges now and then.
+def test_any_history_is_what_the_law_says(lake: Bed, seed: int, by: str) -> None:
+    """Events that come late, again, and several of a key at once.
 
-    ``by``: what the tables are partitioned by; a version that ends goes into another partition.
+    ``by``: what the table is partitioned by; a version that ends goes into another partition.
     """
-    names = HistoryNames("since", "until", "now")
-    shapes = [shape(ID, PLACE, NAME, AMOUNT, table=name) for name in (TABLE, OTHER)]
+    names, given = HistoryNames("since", "until", "now"), shape(ID, PLACE, NAME, AMOUNT)
     if by:
         make = delta_made if isinstance(lake.target, DeltaTarget) else iceberg_made
-        for one in shapes:
-            make(lake, history_shape(one, names), by)
+        make(lake, history_shape(given, names), by)
     lake, writers = watched(lake)
-    tables = [lake.target.open_table(history_shape(one, names), pipeline="shop") for one in shapes]
-    writers[OTHER].merging = True
+    memory = MemoryTarget()
+    targets = (lake.target, memory)
+    tables = [target.open_table(history_shape(given, names), pipeline="shop") for target in targets]
     epochs = [table.claim().epoch for table in tables]
     dice, sent = random.Random(seed), dict[tuple[Any, ...], ReducedRow]()
     for number in range(1, 8):
@@ -158,16 +158,15 @@ def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, by: str) -> 
             for one in sorted(moments)
         ]
         sent |= zip(sorted(moments), rows, strict=True)
-        writers[TABLE].merging = number == 4
-        for writer in writers.values():
-            writer.limit(small(number))
-        batches = [history_batch(lake, one, rows, names) for one in shapes]
+        writers[TABLE].limit(small(number))
+        batch = history_batch(lake, given, rows, names)
         if number % 3 == 0:
-            batches = [merged(one) for one in batches]
+            batch = merged(batch)
+        batches = [batch, replace(batch, frame=None, payloads=None, rows=rows)]
         result = applied_alike(tables, batches, number, epochs=epochs)
         found = [
-            sorted(lake.read(name), key=lambda one: (one["id"], one["place"], one[FROM_COLUMN]))
-            for name in (TABLE, OTHER)
+            sorted(read(TABLE), key=lambda one: (one["id"], one["place"], one[FROM_COLUMN]))
+            for read in (lake.read, memory.rows)
         ]
         assert found[0] == found[1], number
     again = tables[0].apply(batches[0], progress(epochs[0], 7))

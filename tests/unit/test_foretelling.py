@@ -15,7 +15,7 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.cli.plan import limits_of
 from tidesink.cli.table_plans import TablePlan, plan_of
 from tidesink.config import Config
-from tidesink.errors import SchemaRefusedError
+from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import Limit, LimitKind
@@ -138,6 +138,42 @@ def test_lakes_say_which_batches_are_merged(
     texts = [limit.text for limit in found if limit.kind == "merge"]
     assert len(texts) == (said is not None)
     assert all(said is not None and said in text for text in texts)
+
+
+UNFIT_HISTORIES: Final = [
+    ("delta", {"table-properties": {"delta.enableDeletionVectors": "false"}}, "enableDeletionVectors: false"),
+    ("delta", {"path": "abfss://lake@shop.dfs.core.windows.net/x"}, "can open abfss://"),
+    ("iceberg", {"table-properties": {"write.merge.mode": "copy-on-write"}}, "write.merge.mode: copy-on"),
+    ("iceberg", {"table-properties": {"format-version": "1"}}, "format-version: 1"),
+    (
+        "iceberg",
+        {"catalog-properties": {"type": "hadoop", "warehouse": "hdfs://name/lake"}},
+        "can open hdfs://name/lake",
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "settings", "says"), UNFIT_HISTORIES)
+def test_a_history_that_files_cannot_hold_is_refused_before(
+    target: str, settings: dict[str, Any], says: str
+) -> None:
+    base = changed(CANAL_JSON, source__enable_tidb_extension=True)
+    lake = {**TARGET[target], **settings}
+    rows = right({**base, "target": lake})
+    assert preflight_of(rows, ALL, ["id"]).limits
+    history = right({**base, "target": lake, "defaults": {"mode": "history"}})
+    with pytest.raises(ConfigError, match=f"{says}.*another `mode`"):
+        preflight_of(history, ALL, ["id"])
+    assert says in (plan_of(history, "app", ALL, types_from="ddl").problem or "")
+
+
+@pytest.mark.parametrize("target", ["delta", "iceberg"])
+def test_a_history_with_a_float_in_its_key_is_refused_before(target: str) -> None:
+    base = changed(CANAL_JSON, source__enable_tidb_extension=True)
+    config = right({**base, "target": TARGET[target], "defaults": {"mode": "history"}})
+    by_float = shape(key("at", "double"), Column("name", ColumnType("varchar", length=20)))
+    with pytest.raises(SchemaRefusedError, match="the key column at is double"):
+        preflight_of(config, by_float, ["at"])
 
 
 def test_a_float_in_a_key_is_merged() -> None:

@@ -9,7 +9,14 @@ import pytest
 from tests.s3_server import FOLDER, S3Bucket
 from tidesink.dev.stack import free_ports
 from tidesink.errors import TargetError, TransientTargetError
-from tidesink.sinks.targets.lake.storage import LOCAL, Bucket, Storage, StorageError, iceberg_storage
+from tidesink.sinks.targets.lake.storage import (
+    LOCAL,
+    Bucket,
+    Storage,
+    StorageError,
+    iceberg_storage,
+    open_storage,
+)
 
 
 def test_objects_have_the_names_of_their_locations(s3_bucket: S3Bucket) -> None:
@@ -63,6 +70,21 @@ def test_a_bucket_that_is_left_to_spark_is_tried_again(s3_bucket: S3Bucket) -> N
     assert storage.reason_unreachable(location) is None
     assert storage.leave(StorageError("too slow")) == "too slow" == storage.reason_unreachable(location)
     assert storage.reason_unreachable(location, try_again_after=-1.0) is None
+
+
+def test_a_history_waits_where_other_tables_are_merged() -> None:
+    def failing() -> Storage:
+        raise StorageError("no answer")
+
+    away = Storage(Bucket("left to spark", "r", "k", "s"))
+    reason = away.leave(StorageError("too slow"))
+    assert open_storage(lambda: away, "s3a://left/x", merges=True) == reason
+    assert open_storage(lambda: away, "s3a://left/x", merges=False) is away
+    assert open_storage(failing, "s3a://left/x", merges=True) == "no answer"
+    with pytest.raises(StorageError, match="no answer"):
+        open_storage(failing, "s3a://left/x", merges=False)
+    for merges in (True, False):
+        assert open_storage(lambda: "only Spark", "s3a://left/x", merges=merges) == "only Spark"
 
 
 def test_what_a_storage_holds() -> None:

@@ -42,6 +42,7 @@ from tidesink.typemap.target_schema import shape_of
 
 SHAPE = shape_of(TableSchema(TableId("shop", "orders"), (ID, Column("v", ColumnType("bigint")))))
 NAMES = HistoryNames()
+SENT = frozenset(column.name for column in SHAPE.columns)
 INSTANT = pa.timestamp("us", "UTC")
 COLUMNS = (
     FileColumn("id", "id", pa.int64(), 1, True, True),
@@ -103,7 +104,7 @@ class Lake:
         self._batches += 1
         new = new_files(self._folder / str(self._batches))
         reads = any(one.kind is Kind.READ for one in events)
-        rows = RowsTask(COLUMNS, new, VersionRules(NAMES, reads))
+        rows = RowsTask(COLUMNS, new, VersionRules(NAMES, SENT, reads))
         groups = tuple((file,) for file in self.files)
         locate = LocateTask(groups, b"", COLUMNS, PositionFiles(new))
         given = [*payloads(events)]
@@ -244,3 +245,11 @@ def test_rows_of_other_programs_are_not_written_over(tmp_path: Path, small: bool
     other.files += third.files
     with pytest.raises(NotAsFilesError, match="overlap"):
         other.apply([Event(0, 20, Kind.WRITE)], small=small)
+
+
+def test_a_column_that_only_the_table_has_is_null_in_new_versions(tmp_path: Path) -> None:
+    """Also if the payloads have a column of its name, which the batch does not have."""
+    task = RowsTask(COLUMNS, new_files(tmp_path), VersionRules(NAMES, SENT - {"v"}))
+    written, _ = task.given([*KeysTask(task).keys([*payloads([Event(0, 10, Kind.WRITE)])])])
+    paths = [one.path for one in written.written([*payloads([Event(0, 10, Kind.WRITE)])])]
+    assert [pq.read_table(local_path(str(path)))["f7"].to_pylist() for path in paths] == [[None]]

@@ -97,6 +97,11 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
     return pa.decimal128(max(precision, min(scale, SPARK_MAX_PRECISION), 1), scale)
 
 
+def is_known_type(ddl: str) -> bool:
+    """Returns True if ``arrow_of_spark`` knows the Spark type."""
+    return ddl in _PLAIN_TYPES or ddl.startswith("decimal(")
+
+
 class _Plan(NamedTuple):
     """The functions that convert one column, and its types at the source and in Arrow.
 

@@ -15,7 +15,7 @@ and only if no event of the key is at or before P. An event at or before P, also
 removes the read's version. At one commit_ts a read sorts before a delete, and a delete before a write. A read
 that does not count is never needed later, so the table depends only on the set of events and reads.
 
-``targets.lake`` implements the same rules on arrays (``versions``) and on frames (``merge``).
+``targets.lake.versions`` implements the same rules on arrays, ``targets.sql`` in SQL.
 """
 
 from __future__ import annotations
@@ -178,6 +178,11 @@ def history_shape(shape: TargetSchema, names: HistoryNames) -> TargetSchema:
     last = max(index for index, column in enumerate(shape.columns) if column.key) + 1
     columns = (*shape.columns[:last], *own_columns(names), *shape.columns[last:])
     return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
+
+
+def is_history(shape: TargetSchema) -> bool:
+    """Return True if ``shape`` describes a table with ``mode: history`` (``history_shape``)."""
+    return FROM_COLUMN in shape.by_name
 
 
 def own_columns(names: HistoryNames) -> tuple[TargetColumn, ...]:

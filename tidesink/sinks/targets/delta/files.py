@@ -1,7 +1,7 @@
 """Writes batches to a Delta table as data files and deletion vectors, in one commit and without MERGE.
 
 If Spark's MERGE must write a batch instead, ``FileWriter.plan`` returns the reason
-(docs/adr/0030-lakes-without-merge.md).
+(docs/adr/0030-lakes-without-merge.md). A history is refused for such a reason.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from tidesink.sinks.targets.lake.batches import (
     FileLimits,
     batch_reason,
     columns_reason,
+    float_key,
     new_paths,
     written,
 )
@@ -62,10 +63,11 @@ from tidesink.sinks.targets.lake.rows import (
     sequence_type,
     unpartitioned,
 )
-from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
+from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path, open_storage
 from tidesink.sinks.targets.lake.versions import rules_of
 from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,6 +170,25 @@ class FileWriter:
         try:
             with self.log.active():
                 return self._plan(batch, progress)
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+
+    def obstacle(self, shape: TargetSchema) -> str | None:
+        """Return the reason why no batch of a history can be written as files; None if there is none.
+
+        ``shape``: columns and key of the table.
+
+        Raises:
+            StorageError: it cannot be found out now.
+        """
+        try:
+            with self.log.active():
+                storage = self._storage(merges=False)
+                if isinstance(storage, str):
+                    return storage
+                transaction = self.log.java().startTransaction()
+                fields, present = _fields(transaction)
+                return self._form_reason(transaction, fields, present) or float_key(shape, present)
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
 
@@ -282,17 +303,11 @@ class FileWriter:
 
         ``words``: text that becomes part of the new files' names.
         """
-        storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
-        reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
-        if isinstance(storage, str) or reason is not None:
-            return str(reason)
-        text = str(transaction.metadata().schema().json())
-        fields = {field["name"]: field for field in json.loads(text)["fields"]}
-        present = columns_of(text)
-        codec = COMPRESSIONS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
-        reason = columns_reason(batch, present) or _table_reason(transaction, fields, present)
-        if reason is None and codec is None:
-            reason = f"files are compressed by {self.session.conf.get(_COMPRESSION)}"
+        storage = self._storage(merges=batch.how.mode != "history")
+        if isinstance(storage, str):
+            return storage
+        fields, present = _fields(transaction)
+        reason = columns_reason(batch, present) or self._form_reason(transaction, fields, present)
         if reason is not None:
             return reason
         columns = _columns(batch, fields, present)
@@ -302,7 +317,7 @@ class FileWriter:
         with_statistics = (column.name for name, column in by_name.items() if name in counted_names)
         new = NewFiles(
             f"{self._root}/part-{words}-{uuid4().hex}-{ATTEMPT}.parquet",
-            str(codec),
+            str(self._codec),
             Statistics(frozenset(with_statistics)),
             # Without this entry in the footer, Spark 3 reads old dates as dates of the Julian calendar.
             {"org.apache.spark.version": self.session.version},
@@ -311,6 +326,26 @@ class FileWriter:
         named = all(name == column.name for name, column in by_name.items())
         split: Split = SplitByColumns(parts, named) if parts else unpartitioned
         return _NewRows(RowsTask(columns, new, rules_of(batch), split), parts)
+
+    def _storage(self, *, merges: bool) -> Storage | str:
+        def look_up() -> Storage | str:
+            return hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
+
+        return open_storage(look_up, self._root, merges=merges)
+
+    @property
+    def _codec(self) -> str | None:
+        """Arrow's name of the compression of new data files; None if tidesink does not support it."""
+        return COMPRESSIONS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
+
+    def _form_reason(
+        self, transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]
+    ) -> str | None:
+        """Return the reason why the table or its compression requires a MERGE; None if there is none."""
+        reason = _table_reason(transaction, fields, present)
+        if reason is None and self._codec is None:
+            return f"files are compressed by {self.session.conf.get(_COMPRESSION)}"
+        return reason
 
     def _old_files(
         self,
@@ -329,7 +364,9 @@ class FileWriter:
         if batch.how.mode == "append":
             return (), {}
         transaction.readWholeTable()
-        entries = self._entries(transaction.snapshot())
+        # A history is written as files however many it has.
+        most = None if batch.how.mode == "history" else _MOST_FILES
+        entries = self._entries(transaction.snapshot(), most=most)
         if isinstance(entries, str):
             return entries
         names = {column.source: column.name for column in columns}
@@ -369,18 +406,20 @@ class FileWriter:
             entries_by_path[path] = entries.apply(index)
         return tuple(files), entries_by_path
 
-    def _entries(self, snapshot: Any) -> Any:
+    def _entries(self, snapshot: Any, *, most: int | None) -> Any:
         """Return the log entries (Java) of all data files in a snapshot, from its checksum or with a Spark
         job.
 
         Returns a string with the reason for a MERGE if the table has too many files for the Spark job.
+
+        ``most``: maximum number of files for the Spark job; None for no limit.
         """
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
             number, files = int(checksum.get().numFiles()), checksum.get().allFiles()
             if files.isDefined() and int(files.get().size()) == number:
                 return files.get()
-            if number > _MOST_FILES:
+            if most is not None and number > most:
                 return f"the table has {number:,} files"
         return self._java(snapshot.allFiles().collectAsList())
 
@@ -542,6 +581,12 @@ def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int 
     """
     last, running = (statistics.get(side, {}).get(column) for side in ("maxValues", "nullCount"))
     return since is not None and last is not None and running == 0 and bool(last < since)
+
+
+def _fields(transaction: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the table's columns by name: their fields in Spark's JSON, and their Spark types."""
+    text = str(transaction.metadata().schema().json())
+    return {field["name"]: field for field in json.loads(text)["fields"]}, columns_of(text)
 
 
 def _partition_columns(transaction: Any) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from pyspark.errors import PySparkException
@@ -94,6 +94,10 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 
 class DeltaPreflight(LakePreflight):
     """Checks, before the first run, whether the configured tables can be stored in Delta."""
+
+    def location(self, settings: Any) -> str:
+        """Return the path of the folder with the tables."""
+        return str(settings.path)
 
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that Delta can store the table, and return the limits that will apply to it.

@@ -40,17 +40,24 @@ from tidesink.sinks.targets.base import (
     TableReader,
     check_order,
     check_shape,
+    check_versions,
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.cuts import NAME as CUTS
 from tidesink.sinks.targets.cuts import TableVersion, check_named
-from tidesink.sinks.targets.delta import ledger, schema, writes
+from tidesink.sinks.targets.delta import ledger, schema
 from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWriter
 from tidesink.sinks.targets.delta.ledger import DeltaEntry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table, result_of
-from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
+from tidesink.sinks.targets.lake.batches import (
+    FEWEST_STAGED,
+    FilesOrMerge,
+    check_as_files,
+    paths_of,
+    planned_as_staged,
+)
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, rows_that_live
@@ -64,6 +71,7 @@ from tidesink.sinks.targets.lake.tables import (
     try_path,
     try_path_of,
 )
+from tidesink.sinks.targets.modes import is_history
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
@@ -337,6 +345,7 @@ class DeltaTable(DeltaColumns):
         delete_mode: DeleteMode,
         target: DeltaTarget,
     ) -> None:
+        """Open the table, and create it if it is missing."""
         check_shape(shape)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
@@ -358,6 +367,8 @@ class DeltaTable(DeltaColumns):
         self._seen = -1
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
+            if is_history(shape) and not self._log.exists:
+                PREFLIGHT.check_new_history(shape, target.properties)
             self._created = schema.open_table(
                 session,
                 self._log,
@@ -367,6 +378,8 @@ class DeltaTable(DeltaColumns):
                 properties=target.properties,
             )
             self._present = schema.present_columns(self._log)
+        if is_history(shape):
+            check_as_files(self._files.obstacle(shape), self._table)
 
     def claim(self) -> Claim:
         """Claim the table with the next epoch, which fences older workers. Returns the epoch and the applied
@@ -514,6 +527,8 @@ class DeltaTable(DeltaColumns):
         have been checked against the stored rows. After a MERGE, they still have to be checked.
         """
         check_order(batch, self._present, table=self._table)
+        if batch.how.mode == "history" and not batch.empty:
+            check_versions(batch)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
                 self._session.sql(schema.sequence_statement(self.location, self._present))
@@ -587,17 +602,6 @@ class DeltaTable(DeltaColumns):
         return True
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
-        if batch.how.mode == "history" and not batch.empty:
-            writes.commit_versions(
-                self._session,
-                self._log,
-                self.location,
-                batch=batch,
-                present=self._present,
-                progress=progress,
-                text=partial(self._entry_text, batch, progress),
-            )
-            return
         # In a table without files, no row can match. Other workers cannot add files, because this one holds
         # the table.
         first_load = self._log.file_count() == 0

@@ -1,29 +1,29 @@
-"""Writes to a Delta table other than merges by key (TRUNCATE events, history tables, shards), and the row
-counts of a commit.
-"""
+"""Writes to a Delta table other than merges by key (TRUNCATE events, shards), and a commit's row counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import AccountingError, ProgressError, SchemaRefusedError
 from tidesink.events import fold_name
-from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
 from tidesink.sinks.targets.delta import schema
-from tidesink.sinks.targets.delta.ledger import APPLICATION, DeltaEntry, Ledger, application_of
+from tidesink.sinks.targets.delta.ledger import DeltaEntry, Ledger, application_of
 from tidesink.sinks.targets.delta.log import Commit, DeltaLog, user_metadata
-from tidesink.sinks.targets.lake import merge as lake_merge
 from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
-from tidesink.sinks.targets.lake.tables import literal, partitions_for, transaction
+from tidesink.sinks.targets.lake.tables import literal, transaction
 from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.sharing import also_of, known_after, new_columns, quote_identifier
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Metrics of a commit: the numbers of rows that were inserted, updated and deleted.
+_CHANGED: Final = ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted")
 
 
 def empty_table(
@@ -77,44 +77,6 @@ def check_stale(
             "Compare the table with `tidesink diff`, and report this with the log.",
             table=str(batch.shape.source),
         )
-
-
-_VIEW: Final = "_tidesink_versions"
-
-
-def commit_versions(
-    session: SparkSession,
-    log: DeltaLog,
-    location: str,
-    *,
-    batch: ReducedBatch,
-    present: Mapping[str, str],
-    progress: Progress,
-    text: Callable[[Mapping[str, int]], str],
-) -> None:
-    """Merge a batch into a history table, and commit it with the progress.
-
-    ``present``: the table's columns: Spark type by name.
-    ``text``: function that takes the row counts and returns the commit's user metadata.
-    """
-    # A table without files has no stored rows.
-    empty = log.file_count() == 0
-    with (
-        partitions_for(session, batch.upserts + batch.deletes),
-        lake_merge.compared(session, location, batch, present, empty=empty) as (difference, counts),
-    ):
-        words = text(counts._asdict())
-        if not any(counts.rows):
-            log.commit_marker(APPLICATION, progress.txn_version, words)
-            return
-        difference.where("_op IS NOT NULL").createOrReplaceTempView(_VIEW)
-        statement = lake_merge.insert_statement if empty else lake_merge.history_merge_statement
-        sql = statement(location, _VIEW, batch, present)
-        try:
-            with transaction(session, APPLICATION, progress.txn_version), user_metadata(session, words):
-                session.sql(sql)
-        finally:
-            session.catalog.dropTempView(_VIEW)
 
 
 def result_of(entry: DeltaEntry, batch: ReducedBatch) -> ApplyResult:
@@ -176,22 +138,24 @@ def _history_result(entry: DeltaEntry, batch: ReducedBatch) -> ApplyResult:
         AccountingError: the commit's metrics differ from the expected counts.
         ProgressError: the ledger entry has no counts, so the commit was not made for a history table.
     """
-    commit = entry.commit
+    version = str(entry.commit.version)
     if entry.counts is None:
         if batch.empty:
-            return ApplyResult(0, 0, 0, 0, str(commit.version))
+            return ApplyResult(0, 0, 0, 0, version)
         raise ProgressError(
-            f"Version {commit.version} was not written in mode `history`: its metadata has no row counts. "
+            f"Version {version} was not written in mode `history`: its metadata has no row counts. "
             "Remove the table, and let the worker load it again from the start of its topic.",
             table=str(batch.shape.table),
         )
-    rows = {
-        "WRITE": ("numOutputRows", "", ""),
-        "MERGE": ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
-    }.get(commit.operation, ("", "", ""))
-    inserted, updated, deleted = (commit.metrics.get(name, 0) for name in rows)
-    counts = Counts(**entry.counts)
-    return lake_merge.history_result(counts, (inserted, updated, deleted), batch, version=str(commit.version))
+    rows, counts = tuple(entry.commit.metrics.get(name, 0) for name in _CHANGED), Counts(**entry.counts)
+    if counts.rows != rows:
+        raise AccountingError(
+            f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted. Expected "
+            f"were {counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes. Compare the table "
+            "with `tidesink diff`, and report this with the log.",
+            table=str(batch.shape.table),
+        )
+    return counts.result(version)
 
 
 class DeltaShard:

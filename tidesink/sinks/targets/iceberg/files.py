@@ -1,7 +1,7 @@
 """Writes batches to an Iceberg table as data files and position deletes, in one snapshot and without MERGE.
 
 If Spark's MERGE must write a batch instead, ``FileWriter.plan`` returns the reason
-(docs/adr/0030-lakes-without-merge.md).
+(docs/adr/0030-lakes-without-merge.md). A history is refused for such a reason.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tidesink.sinks.targets.lake.batches import (
     FileLimits,
     batch_reason,
     columns_reason,
+    float_key,
     new_paths,
     written,
 )
@@ -57,10 +58,11 @@ from tidesink.sinks.targets.lake.rows import (
     sequence_type,
     unpartitioned,
 )
-from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
+from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage, open_storage
 from tidesink.sinks.targets.lake.versions import rules_of
 from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,6 +185,25 @@ class FileWriter:
         marks = VectorFiles if state.version == 3 else PositionFiles
         return FilePlan(state, rows, marks(rows.files, _identities(specs)), *old_files)
 
+    def obstacle(self, shape: TargetSchema, state: TableState) -> str | None:
+        """Return the reason why no batch of a history can be written as files; None if there is none.
+
+        ``shape``: columns and key of the table.
+        ``state``: the table's current state.
+
+        Raises:
+            StorageError: it cannot be found out now.
+        """
+        reason = _of_metadata(state, self._fields(state)) or float_key(shape, self.table.columns(state))
+        if reason is not None:
+            return reason
+        try:
+            reason = _of_partitions(state, self._specs(state), int(state.metadata.defaultSpecId()))
+            storage = reason or self._storage(state, merges=False)
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+        return storage if isinstance(storage, str) else None
+
     def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
         """Return the sink with which Spark tasks write the next batch's rows to files; None if the batch
         needs a MERGE.
@@ -208,7 +229,7 @@ class FileWriter:
             reason = _of_partitions(state, specs, current)
             if reason is not None:
                 return reason
-            storage = self._storage(state)
+            storage = self._storage(state, merges=batch.how.mode != "history")
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
         if isinstance(storage, str):
@@ -243,23 +264,25 @@ class FileWriter:
             for path in paths:
                 state.table.io().deleteFile(path)
 
-    def _storage(self, state: TableState) -> Storage | str:
+    def _storage(self, state: TableState, *, merges: bool) -> Storage | str:
+        return open_storage(lambda: self._look_up(state), str(state.table.location()), merges=merges)
+
+    def _look_up(self, state: TableState) -> Storage | str:
         """Return the storage with which Python opens the table's files, or a string with the reason why it
         cannot.
+
+        Raises:
+            StorageError: Hadoop does not return its settings.
         """
         location, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
         kind = str(io.getClass().getName())
         if kind == _RESOLVING:
             kind = str(io.ioClass(location).getName())
         if kind == _HADOOP:
-            storage = hadoop_storage(location, io.getConf(), self.session._jvm)
-        elif kind == _S3 and io.credentials().isEmpty():
-            storage = iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
-        else:
-            return f"only Spark, not Python, can open files with {kind}: {location}"
-        if isinstance(storage, str):
-            return storage
-        return storage.reason_unreachable(str(state.table.location())) or storage
+            return hadoop_storage(location, io.getConf(), self.session._jvm)
+        if kind == _S3 and io.credentials().isEmpty():
+            return iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
+        return f"only Spark, not Python, can open files with {kind}: {location}"
 
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage

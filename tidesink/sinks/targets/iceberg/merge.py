@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
@@ -27,9 +26,6 @@ from tidesink.sinks.targets.lake.merge import (
     SOURCE,
     TARGET,
     append_statement,
-    compared,
-    history_merge_statement,
-    insert_statement,
     living_rows,
     merge_statement,
     same_key,
@@ -41,8 +37,6 @@ from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_t
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.sinks.targets.lake.versions import Counts
 
 
 _VIEW: Final = "_tidesink_batch"
@@ -140,9 +134,6 @@ class Staging:
         head = cast(int, state.head)
         # In a table without files, nothing can match.
         first_load = state.totals.get("total-data-files") == 0
-        if batch.how.mode == "history" and not batch.empty:
-            versions = Versions(self._session, self.branch, present, lambda sql: self.run(sql, head))
-            return versions.staged(batch, head, empty=first_load)
         writes = batch.upserts or (batch.sequenced and batch.deletes)
         if batch.empty or (first_load and not writes):
             return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
@@ -379,66 +370,6 @@ def result_of(
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, found, batch.deletes - found, version)
-
-
-_VERSIONS_VIEW: Final = "_tidesink_versions"
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Merges batches into a history table on the staging branch.
-
-    ``branch``: the branch's quoted name.
-    ``present``: the table's columns: Spark type by name.
-    ``stage``: runs a statement, and returns the new snapshot's id and the numbers of its summary.
-    """
-
-    session: SparkSession
-    branch: str
-    present: Mapping[str, str]
-    stage: Callable[[str], tuple[int, Mapping[str, int]]]
-
-    def staged(self, batch: ReducedBatch, head: int, *, empty: bool) -> tuple[int, ApplyResult]:
-        """Merge a batch into the history table. Returns the id of the new snapshot, and the batch's result.
-
-        ``head``: id of the branch's newest snapshot, which is returned if nothing changes.
-        ``empty``: True if the table has no rows.
-
-        Raises:
-            AccountingError: the numbers of changed rows differ from the expected ones.
-        """
-        with (
-            partitions_for(self.session, batch.upserts + batch.deletes),
-            compared(self.session, self.branch, batch, self.present, empty=empty) as (difference, counts),
-        ):
-            if not any(counts.rows):
-                return head, counts.result(str(head))
-            difference.where("_op IS NOT NULL").createOrReplaceTempView(_VERSIONS_VIEW)
-            try:
-                statement = insert_statement if empty else history_merge_statement
-                snapshot, summary = self.stage(statement(self.branch, _VERSIONS_VIEW, batch, self.present))
-            finally:
-                self.session.catalog.dropTempView(_VERSIONS_VIEW)
-        _check(summary, counts, batch)
-        return snapshot, counts.result(str(snapshot))
-
-
-def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Check that a snapshot's summary has the expected numbers of changed rows, after a batch of a history
-    table.
-
-    Raises:
-        AccountingError: the numbers differ.
-    """
-    added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
-    inserted, updated, deleted = counts.rows
-    if grown_by(summary) != inserted - deleted or (not dropped and added != inserted + updated):
-        raise AccountingError(
-            f"The snapshot reports {added} rows added, {dropped} removed, and {grown_by(summary)} more than "
-            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected. "
-            "Nothing was published. Report this with the log.",
-            table=str(batch.shape.table),
-        )
 
 
 _ORDER_COLUMNS: Final = (

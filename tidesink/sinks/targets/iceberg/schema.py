@@ -75,6 +75,10 @@ class IcebergPreflight(LakePreflight):
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""
         return iceberg_type(column.spark)
 
+    def location(self, settings: Any) -> str:
+        """Return the warehouse path of a ``hadoop`` catalog; an empty string for other catalogs."""
+        return warehouse_path(settings.catalog_values()) or ""
+
 
 def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     """Check that an Iceberg table can have the columns of ``shape`` in addition to its existing columns

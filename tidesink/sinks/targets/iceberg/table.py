@@ -35,6 +35,7 @@ from tidesink.sinks.targets.base import (
     TableReader,
     check_order,
     check_shape,
+    check_versions,
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_of, plan_evolution
 from tidesink.sinks.targets.cuts import NAME as CUTS
@@ -47,11 +48,18 @@ from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedge
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.iceberg.tags import CutTags
-from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
+from tidesink.sinks.targets.lake.batches import (
+    FEWEST_STAGED,
+    FilesOrMerge,
+    check_as_files,
+    paths_of,
+    planned_as_staged,
+)
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names, try_path_of
+from tidesink.sinks.targets.modes import is_history
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema
 
@@ -296,6 +304,7 @@ class IcebergTable(IcebergColumns):
         delete_mode: DeleteMode,
         target: IcebergTarget,
     ) -> None:
+        """Open the table, and create it if it is missing."""
         check_shape(shape)
         self.location = location
         self._session = session
@@ -316,6 +325,8 @@ class IcebergTable(IcebergColumns):
         self._tags = CutTags(self._table, pipeline, shape.source)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
+            if is_history(shape) and not self._table.exists:
+                PREFLIGHT.check_new_history(shape, target.table_properties)
             self._created = iceberg_schema.open_table(
                 session,
                 self._table,
@@ -323,7 +334,10 @@ class IcebergTable(IcebergColumns):
                 soft_deletes=delete_mode == "soft",
                 properties=target.table_properties,
             )
-            self._present = self._table.columns(self._table.state())
+            state = self._table.state()
+            self._present = self._table.columns(state)
+            if is_history(shape):
+                check_as_files(self._files.obstacle(shape, state), self._name)
 
     def claim(self) -> Claim:
         """Claim the table with the next epoch, which fences older workers. Returns the epoch and the applied
@@ -528,6 +542,8 @@ class IcebergTable(IcebergColumns):
             SchemaRefusedError: the table is ordered by the source, but the batch is in Kafka's order.
         """
         check_order(batch, self._present, table=self._name)
+        if batch.how.mode == "history" and not batch.empty:
+            check_versions(batch)
         if not batch.sequenced or SEQUENCE_COLUMN in self._present:
             return False
         self._present = add_order(self._table, self._holder, self._name)

@@ -1,6 +1,7 @@
 """Writes a batch as files of a lake's table (Delta or Iceberg): the part that runs on the Spark driver.
 
 It decides whether a batch is written as files or merged by Spark, runs the tasks, and checks their results.
+A batch of a history is only written as files: it is refused if that is impossible.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cas
 
 import structlog
 
-from tidesink.errors import AccountingError, TidesinkError
+from tidesink.config.targets import S3_SCHEMES, scheme_of
+from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, TargetError, TidesinkError
 from tidesink.events import TableId, fold_name
+from tidesink.sinks.spark.errors import SPARK_ERRORS, task_error
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -28,7 +31,6 @@ from tidesink.sinks.targets.base import (
     RowFormat,
     StagedPart,
     StagedRowsRefusedError,
-    check_versions,
     nothing,
 )
 from tidesink.sinks.targets.lake.files import (
@@ -48,13 +50,13 @@ from tidesink.sinks.targets.lake.files import (
     locating,
     stream_of,
 )
-from tidesink.sinks.targets.lake.rows import Mask, NotAsFilesError
+from tidesink.sinks.targets.lake.rows import Mask, NotAsFilesError, TooManyStoredError
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
 from tidesink.sinks.targets.modes import own_columns
-from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.target_schema import TargetColumn, TargetSchema
+from tidesink.typemap.arrow import is_known_type
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, wider_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,8 +65,8 @@ if TYPE_CHECKING:
     from tidesink.config.targets import LakeSettings
 
 
-# A batch with more keys is merged by Spark, because all keys are sent to each task that searches for stored
-# rows.
+# A batch with more keys is not written as files, because all keys are sent to each task that searches for
+# stored rows.
 _MOST_KEYS: Final = 2_000_000
 # Number of stored rows that one task searches for the batch's keys.
 _ROWS_A_TASK: Final = 500_000
@@ -93,10 +95,13 @@ class FileLimits:
     ``small_batch``: up to this number of rows, one task writes the batch and finds the stored rows.
     ``most_stored``: maximum number of bytes of stored values that a batch may need. A batch that needs more
         is merged by MERGE.
+    ``most_spans``: the same for a batch of a history in several tasks, of which only the keys and times of
+        stored versions pass through the driver.
     """
 
     small_batch: int = SMALL_BATCH
     most_stored: int = MOST_STORED
+    most_spans: int = 8 * MOST_STORED
 
 
 FILE_LIMITS: Final = FileLimits()
@@ -125,7 +130,7 @@ def written(
         NotAsFilesError: the batch needs too many values of stored rows.
     """
     try:
-        lines = _written(batch, files, replace(rows, most_stored=limits.most_stored), marks, session, limits)
+        lines = _written(batch, files, rows, marks, session, limits)
         return lines, counted(batch, lines)
     except TidesinkError as exc:
         exc.with_context(table=str(batch.shape.source))
@@ -144,6 +149,7 @@ def _written(
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks, most_stored=limits.most_stored)
+    rows = replace(rows, most_stored=limits.most_stored)
     if batch.staged is not None:
         lines = [line for part in batch.staged for line in part.files]
         (batch.hooks.on_written or nothing)()
@@ -155,14 +161,19 @@ def _written(
     rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
     assert frame is not None  # noqa: S101  (``batch_reason``)
     given = in_session(frame, session)
+    versions = isinstance(rows.rules, VersionRules)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         small = batch.upserts + batch.deletes <= limits.small_batch and len(groups) <= cores
         if small and batch.hooks.on_written is None:
-            lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
-            batch.hooks.on_located()
-            return lines
+            small_lines = _in_one_task(given, SmallBatchTask(rows, locate), may_be_split=versions)
+            if small_lines is not None:
+                batch.hooks.on_located()
+                return small_lines
+        if versions:
+            rows = replace(rows, most_stored=limits.most_spans)
+            locate = replace(locate, most_stored=limits.most_spans)
         on_written = batch.hooks.on_written or nothing
-        compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
+        compares = rows.rules.compares(groups)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
         if not compares:
             on_written()
@@ -179,6 +190,23 @@ def _written(
         lines = [*lines, line, *_run(given.coalesce(cores), rows)]
         on_written()
         return lines
+
+
+def _in_one_task(given: DataFrame, task: SmallBatchTask, *, may_be_split: bool) -> list[WrittenFile] | None:
+    """Run a small batch in one task. Returns None if it must be split instead, because it needs more stored
+    values than one task may hold.
+
+    ``may_be_split``: True for a history. Several tasks write the versions that end where they find them.
+
+    Raises:
+        NotAsFilesError: for example, the batch needs too many stored values, and may not be split.
+    """
+    try:
+        return _run(given.coalesce(1), task)
+    except SPARK_ERRORS as exc:
+        if may_be_split and isinstance(task_error(exc), TooManyStoredError):
+            return None
+        raise
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
@@ -252,7 +280,8 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
     return BatchCounts(result, batch.upserts + marks, replaced + deleted)
 
 
-# The decision between files and MERGE. Each function returns the reason for a MERGE, or None.
+# The decision between files and MERGE. Each function returns the reason for a MERGE, or None. A history is
+# refused for such a reason.
 
 
 class FilePlan(Protocol):
@@ -316,11 +345,16 @@ class FilesOrMerge:
 
         Raises:
             StagedRowsRefusedError: the batch needs a MERGE, but its rows are already staged in files.
+            TargetError: the batch needs a MERGE, but belongs to a history.
+            StorageError: Python cannot access a file of a history now.
         """
-        done = plan if isinstance(plan, str) else self._tried(plan, write)
+        merges = batch.how.mode != "history"
+        done = plan if isinstance(plan, str) else self._tried(plan, write, merges=merges)
         if not isinstance(done, str):
             self.reason = None
             return done
+        if not merges:
+            check_as_files(done, self._table)
         way = "inserted by Spark" if batch.how.mode == "append" else "merged by MERGE"
         if done != self.reason:
             self._log.info(f"batches are {way}", table=str(self._table), reason=done)
@@ -344,7 +378,7 @@ class FilesOrMerge:
         depends = rows.sequenced or rows.keeps or rows.mode == "history" or soft
         return not depends and self.reason is None and rows.fewest >= self._fewest
 
-    def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
+    def _tried(self, plan: Plan, write: Callable[[Plan], Done], *, merges: bool) -> Done | str:
         refused = (self._refused[file.path] for file in plan.files if file.path in self._refused)
         reason = next(refused, None)
         if reason is not None:
@@ -357,24 +391,32 @@ class FilesOrMerge:
         except NotAsFilesError as exc:
             return exc.message
         except StorageError as exc:
+            if not merges:
+                raise
             return plan.rows.files.storage.leave(exc)
+
+
+def check_as_files(reason: str | None, table: TableId) -> None:
+    """Check that a history can be written as files.
+
+    ``reason``: why it cannot; None if it can.
+
+    Raises:
+        TargetError: it cannot. The message has the reason and the ways out.
+    """
+    if reason is not None:
+        raise TargetError(f"This history cannot be written: {reason}. {_AS_FILES}", table=str(table))
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
     """Return the reason why a batch needs a MERGE whatever its table is like; None if there is no such
     reason.
-
-    Raises:
-        TargetError: the table is a history table, and the batch cannot be applied to a history.
     """
-    if batch.how.mode == "history":
-        check_versions(batch)
+    # In the source's order and in a history, several ranges may have events of one key. Then the batch has
+    # only a frame, which reduces them again.
+    frame = batch.frame if batch.sequenced or batch.how.mode == "history" else None
     reasons = {
-        # In the source's order and in a history, several ranges may have events of one key. Then the batch
-        # has only a frame, which reduces them again.
-        "the batch has no payloads": batch.payloads is None
-        and batch.staged is None
-        and not ((batch.sequenced or batch.how.mode == "history") and batch.frame),
+        "the batch has no payloads": batch.payloads is None and batch.staged is None and frame is None,
         "the batch empties the table": batch.truncates,
         "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.how.mode != "append"
@@ -399,27 +441,44 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
     if unlike is not None:
         return f"the table has no column {unlike} {own[unlike]}"
     beside = [name for name in present if fold_name(name) not in wanted and name not in own]
-    if beside or len(present) != len(wanted) + len(own):
+    missing = len(present) != len(wanted) + len(own) + len(beside)
+    # New versions of a history have NULL in the other columns, and stored versions keep their values.
+    beside = [name for name in beside if batch.how.history is None or not is_known_type(present[name])]
+    if beside or missing:
         return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, column in ((name, wanted[fold_name(name)]) for name in present if name not in own):
+    for name, column in ((name, wanted[fold_name(name)]) for name in present if fold_name(name) in wanted):
         ddl = present[name]
-        if not _is_widened(column.spark, ddl):
+        if not _is_widened(column, ddl):
             return f"the column {name} is {ddl}, but the batch has {column.spark}"
-        if column.key and ddl in _FLOATS:
-            return f"the key column {name} is {ddl}"
-    return None
+    return float_key(batch.shape, present)
 
 
-def _is_widened(narrow: str, wide: str) -> bool:
-    """Return True if Arrow can convert every value of the Spark type ``narrow`` to ``wide`` unchanged."""
+def float_key(shape: TargetSchema, present: Mapping[str, str]) -> str | None:
+    """Return the reason why a float in a table's key requires a MERGE; None if the key has no float.
+
+    ``present``: the table's columns: Spark type by name.
+    """
+    keys = {fold_name(column.name) for column in shape.key_columns}
+    floats = (name for name, ddl in present.items() if fold_name(name) in keys and ddl in _FLOATS)
+    return next((f"the key column {name} is {present[name]}" for name in floats), None)
+
+
+def _is_widened(column: TargetColumn, wide: str) -> bool:
+    """Return True if Arrow can convert all values of a batch's column to the Spark type ``wide``."""
+    narrow = column.spark
     if narrow == wide or (narrow, wide) in _WIDER:
         return True
-    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
+    if not wide.startswith("decimal") or (column.key and narrow in RANGES):
+        # Files are skipped by the range of such keys, but statistics of decimals are read as floats.
         return False
-    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
-    return bool(old.scale == new.scale and old.precision <= new.precision)
+    return wider_ddl(wide, narrow) == wide
 
 
+_AS_FILES: Final = (
+    "In a lake, a history is only written as files, never by MERGE. Change this (if the batch is too large, "
+    "set a smaller batch.max-records), or set another `mode` or target for the table. The page of the target "
+    "lists what files need."
+)
 _MERGED: Final = (
     "{} are merged by Spark's MERGE, which takes several times as long as writing files. An existing "
     "table may have other reasons for a MERGE. The log, `status` and `plan` show them after its first batch."
@@ -445,9 +504,51 @@ class LakePreflight(PreflightChecks):
     def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that the format can store the table, and return which batches will need a MERGE, as limits to
         show.
+
+        Raises:
+            SchemaRefusedError, ConfigError: the format cannot store the table, or the table is a history
+                that cannot be written as files.
         """
         self._check(shape)
-        return PreflightResult(tuple(self._merged(config, shape)))
+        settings = cast("LakeSettings", config.target)
+        if config.table_config(shape.source).mode != "history":
+            return PreflightResult(tuple(self._merged(settings, shape)))
+        self.check_new_history(shape, settings.table_properties)
+        location = self.location(settings)
+        if scheme_of(location) not in ("", "file", *S3_SCHEMES):
+            raise ConfigError(
+                f"This history cannot be written: only Spark, not Python, can open {location}. {_AS_FILES}",
+                table=str(shape.source),
+            )
+        return PreflightResult()
+
+    def location(self, settings: Any) -> str:  # noqa: ARG002
+        """Return the path or URL of the lake; an empty string if only its catalog has it."""
+        return ""
+
+    def check_new_history(self, shape: TargetSchema, properties: Mapping[str, str]) -> None:
+        """Check that the batches of a new history can be written as files.
+
+        ``properties``: the configured properties of new tables.
+
+        Raises:
+            SchemaRefusedError: a key column is a float.
+            ConfigError: a property excludes it.
+        """
+        for column in shape.key_columns:
+            if column.spark in _FLOATS:
+                raise SchemaRefusedError(
+                    f"This history cannot be written: the key column {column.name} is {column.spark}. "
+                    f"{_AS_FILES}",
+                    table=str(shape.source),
+                    column=column.name,
+                )
+        for name, value in self._unfit(properties):
+            raise ConfigError(
+                f"This history cannot be written: new tables get the property {name}: {value}. {_AS_FILES}",
+                table=str(shape.source),
+                key="target.table-properties",
+            )
 
     def omission_limits(self, config: Config, shape: TargetSchema) -> tuple[Limit, ...]:
         """Return the batches with omitted values that will need a MERGE, as limits to show."""
@@ -456,14 +557,19 @@ class LakePreflight(PreflightChecks):
         what = "batches with `sequence_by: source` in which the source omitted values"
         return (Limit("merge", _MERGED.format(what)),)
 
-    def _merged(self, config: Config, shape: TargetSchema) -> Iterator[Limit]:
+    def _unfit(self, properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Yield the properties under which batches cannot be written as files."""
+        for name, value in properties.items():
+            if value.lower() not in self._properties.get(name, (value.lower(),)):
+                yield name, value
+
+    def _merged(self, settings: LakeSettings, shape: TargetSchema) -> Iterator[Limit]:
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
             yield Limit("merge", _MERGED.format("batches of a table with a float in its key"), floats)
-        for name, value in cast("LakeSettings", config.target).table_properties.items():
-            if value.lower() not in self._properties.get(name, (value.lower(),)):
-                what = f"batches of tables with the property {name}: {value}"
-                yield Limit("merge", _MERGED.format(what))
+        for name, value in self._unfit(settings.table_properties):
+            what = f"batches of tables with the property {name}: {value}"
+            yield Limit("merge", _MERGED.format(what))
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:

@@ -39,6 +39,7 @@ from tidesink.sinks.targets.lake.rows import (
     RowRules,
     Split,
     TooManyPartitionsError,
+    TooManyStoredError,
     matched,
     newer,
     unpartitioned,
@@ -84,7 +85,8 @@ _FILES: Final = pa.schema(
 ATTEMPT: Final = "ATTEMPT"
 # Size in memory of the rows that a task writes to one file.
 _FILE_BYTES: Final = 256 << 20
-# A batch that needs more bytes of stored values is merged by Spark, because they pass through the driver.
+# A batch that needs more bytes of stored values is not written as files, because they pass through the
+# driver.
 MOST_STORED: Final = 64 << 20
 # Columns of a stored version that are read to find out if it changes.
 _SPAN: Final = (FROM_COLUMN, TO_COLUMN, READ_COLUMN)
@@ -743,7 +745,7 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
 
 def _check_stored(size: int, most: int) -> None:
     if size > most:
-        raise NotAsFilesError(f"the batch needs more than {most >> 20} MiB of stored values")
+        raise TooManyStoredError(f"the batch needs more than {most >> 20} MiB of stored values")
 
 
 def stream_of(keys: pa.Table) -> bytes:

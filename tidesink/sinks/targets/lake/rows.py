@@ -42,7 +42,7 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 # Column of a table of keys: True if the row with this key needs values of the stored row.
 NEEDS_STORED: Final = "_tidesink_needs_stored"
-# If a task would write to more partitions than this, the batch is merged by Spark instead.
+# If a task would write to more partitions than this, the batch is not written as files.
 MOST_PARTITIONS: Final = 1_000
 # When integers are searched for in a few, most are skipped by a hash of at least 16 bits. The table of hashes
 # must fit in the processor's cache.
@@ -109,9 +109,13 @@ class FileColumn(NamedTuple):
 
 
 class NotAsFilesError(TargetError):
-    """A batch cannot be written as files, but Spark's MERGE may be able to write it. The message is the
-    reason.
+    """A batch cannot be written as files, but Spark's MERGE may be able to write it, except in a history. The
+    message is the reason.
     """
+
+
+class TooManyStoredError(NotAsFilesError):
+    """The batch needs more values of stored rows than may be returned from tasks to the driver."""
 
 
 class StoredRows(NamedTuple):

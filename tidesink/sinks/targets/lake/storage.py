@@ -2,8 +2,8 @@
 
 In the JVM, Delta and Iceberg open a table's files with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
 ``hadoop_storage`` and ``iceberg_storage`` copy the settings of these: endpoint, region, and the current
-credentials. If a setting has no exact equivalent in pyarrow, they return a string with the reason, and
-Spark's MERGE writes the table instead of Python tasks.
+credentials. If a setting has no exact equivalent in pyarrow, they return a string with the reason. Then
+Spark's MERGE writes the table instead of Python tasks, and a history is refused.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ _TRY_AGAIN_SECONDS: Final = 300.0
 
 
 class StorageError(TransientTargetError):
-    """Python could not read or write a file, but Spark may be able to do so. Nothing of the batch was
-    committed.
+    """Python cannot open a file or look up how to open it, but Spark may be able to do so. Nothing of the
+    batch was committed.
     """
 
 
@@ -272,11 +272,36 @@ def _reported(location: str) -> Iterator[None]:
 # the files.
 
 
+def open_storage(look_up: Callable[[], Storage | str], location: str, *, merges: bool) -> Storage | str:
+    """Return the storage of a table's files, or a string with the reason why Python cannot open them now.
+
+    ``look_up``: returns the storage, or a reason that does not pass.
+    ``location``: the table's folder.
+    ``merges``: True if Spark may write the batch instead. False for a history: it waits until a reason that
+        passes no longer holds.
+
+    Raises:
+        StorageError: ``merges`` is False, and the settings cannot be looked up now.
+    """
+    try:
+        storage = look_up()
+    except StorageError as exc:
+        if not merges:
+            raise
+        return exc.message
+    if isinstance(storage, str) or not merges:
+        return storage
+    return storage.reason_unreachable(location) or storage
+
+
 def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
     """Return the storage for a location that Hadoop opens, or a string with the reason why Python cannot open
     it.
 
     ``configuration``: Hadoop's Java ``Configuration``.
+
+    Raises:
+        StorageError: Hadoop does not return its settings.
     """
     hadoop = jvm.org.apache.hadoop.fs
     named = _SCHEME.match(location)
@@ -288,7 +313,8 @@ def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str
     try:
         return _s3a_storage(location, hadoop.Path(location).getFileSystem(configuration))
     except SPARK_ERRORS as exc:
-        return f"Hadoop's settings of {location} cannot be looked up ({summary(exc)})"
+        text = f"Hadoop's settings of {location} cannot be looked up ({summary(exc)})"
+        raise StorageError(text) from exc
 
 
 def _s3a_storage(location: str, filesystem: Any) -> Storage | str:

@@ -2,8 +2,8 @@
 versions.
 
 A history table has a row for each version of a source row, and a delete marker for each delete that ended no
-version. The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version
-ends at the first event of its key after its beginning. A version that begins with a snapshot's read is
+version. The rules are those of ``targets.modes``. A stored version ends at the first event of its key after
+its beginning. A version that begins with a snapshot's read is
 removed by any earlier event. Nothing else changes a stored version, so the tasks that find a version can
 decide this themselves (``Events``). Which rows the events, the reads and the stored delete markers become
 depends on all stored versions before and after them, so the driver computes this (``changes``).
@@ -97,10 +97,12 @@ class VersionRules:
     ``RowRules``.
 
     ``names``: names of the columns that show when a version was valid.
+    ``sent``: names of the batch's columns. The table's other columns are NULL in new versions.
     ``reads``: True if the batch's rows were read by a snapshot.
     """
 
     names: HistoryNames
+    sent: frozenset[str]
     reads: bool = False
     keeps: ClassVar = False
     appends: ClassVar = False
@@ -155,6 +157,8 @@ class VersionRules:
         def sent(column: FileColumn) -> pa.Array:
             if column.source == READ_COLUMN:
                 return pa.repeat(self.reads, len(new))
+            if column.source not in self.sent:
+                return pa.nulls(len(new), column.type)
             return column.cast(pc.struct_field(new["key" if column.key else "after"], [column.source]))
 
         versions = self._versions(columns, new[COMMIT_TS], ends, sent)
@@ -202,7 +206,9 @@ class VersionRules:
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
     """Return the rules that determine which rows a batch writes, by the batch's mode."""
     how = batch.how
-    return RowRules.of(batch) if how.history is None else VersionRules(how.history, how.reads)
+    if how.history is None:
+        return RowRules.of(batch)
+    return VersionRules(how.history, frozenset(column.name for column in batch.shape.columns), how.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
