@@ -8,9 +8,10 @@ import pytest
 
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli.table_plans import TablePlan, _canal_table, _Seen, plan_of
-from tidesink.ddl.catalog import TableDefinitions
+from tidesink.cli.table_plans import TablePlan, _canal_table, plan_of
+from tidesink.cli.table_schemas import SampledRecords, SampledTopic
 from tidesink.events import TableId
+from tidesink.sinks.batch.topic_ddl import DdlStatement
 from tidesink.typemap.target_schema import merged_in_order
 
 
@@ -63,13 +64,11 @@ def test_a_column_that_may_be_one_left_out_is_a_warning() -> None:
 
 def _canal_plan(*statements: str, **settings: object) -> TablePlan:
     """The plan of a canal-json table after these DDL statements of its topic."""
-    definitions, table = TableDefinitions(), TableId("shop", "t")
-    for number, statement in enumerate(statements, start=1):
-        definitions.apply(statement, "shop", since=number)
-    schema = definitions.get(table)
-    assert schema is not None
     config = right(changed(CANAL_JSON, defaults=settings))
-    return _canal_table(config, table, _Seen("app", schema), definitions)
+    sampled = SampledTopic(config, SampledRecords("app", ()))
+    for number, statement in enumerate(statements, start=1):
+        sampled.define(DdlStatement("shop", statement, number))
+    return _canal_table(config, sampled, TableId("shop", "t"))
 
 
 CREATE = "CREATE TABLE t (id INT PRIMARY KEY, phone INT)"

@@ -18,11 +18,11 @@ from tests.surroundings import surroundings
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tests.unit.test_worker_turns import _Looks
 from tests.unit.worker_bed import surroundings as worker_surroundings
-from tidesink.cli.record_types import MetRecords
+from tidesink.cli.table_schemas import SampledRecords, SampledTopic
 from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
-from tidesink.events import ChangeEvent, Message, TableId, TableSchema
+from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.shared_reads import Topics
@@ -362,39 +362,24 @@ def test_documents_are_typed_without_schemas(tmp_path: Path) -> None:
     assert table.untyped == []
 
 
-def _met(config: Config, *messages: Message) -> MetRecords:
-    met = MetRecords(config.source.codec_options())
-    for message in messages:
-        (event,) = met.codec.decode(message)
-        assert isinstance(event, ChangeEvent)
-        assert event.schema is not None
-        met.take(event, event.schema)
-    return met
-
-
 @pytest.mark.parametrize(
     ("messages", "settings", "types_from", "untyped"),
     [
         ([_typed(ROW)], {}, "records", ()),
         ([_typed(ROW), _bare(ROW)], {}, "records", ()),
-        ([_bare(ROW)], {"definition": ORDERS}, "records", ()),
+        ([_bare(ROW)], {"definition": ORDERS}, "definition", ()),
         ([_bare(ROW)], {"untyped": "text"}, "nothing", (*ROW,)),
-        ([_bare({**ROW, "note": "n"})], {"definition": ORDERS}, "records", ("note",)),
+        ([_bare({**ROW, "note": "n"})], {"definition": ORDERS}, "definition", ("note",)),
     ],
 )
 def test_a_plan_shows_what_gives_the_types(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    messages: list[Message],
-    settings: dict[str, str],
-    types_from: str,
-    untyped: tuple[str, ...],
+    messages: list[Message], settings: dict[str, str], types_from: str, untyped: tuple[str, ...]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = _config(**settings)
-    found = _met(config, *messages).typed(config, TOPIC, T)
-    assert (found.types_from, found.untyped) == (types_from, untyped)
-    typed = {column.name: column.type.name for column in found.columns if column.name not in untyped}
+    records = SampledRecords(TOPIC, (replace(one, offset=at) for at, one in enumerate(messages)))
+    found = SampledTopic(_config(**settings), records).open(T)
+    assert found.types_from == types_from
+    assert [text.partition(":")[0] for text in found.warnings] == [f"column {name}" for name in untyped]
+    typed = {column.name: column.type.name for column in found.shape.columns if column.name not in untyped}
     assert typed.get("total") in (None, "decimal")
 
 

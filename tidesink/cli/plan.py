@@ -70,8 +70,8 @@ from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
-    from tidesink.cli.record_types import TypesFrom
     from tidesink.cli.table_plans import TablePlan
+    from tidesink.sinks.batch.schema_source import TypesFrom
     from tidesink.sinks.state.progress import TableStatus
 
 

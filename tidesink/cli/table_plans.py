@@ -6,20 +6,21 @@ import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidesink.cli.record_types import MetRecords, TypedRows, TypesFrom
-from tidesink.cli.sources import Start, read_topic, topic_names
+from tidesink.cli.sources import Start, peek, read_topic, topic_names
+from tidesink.cli.status import store_if_there
+from tidesink.cli.table_schemas import OpenedTable, SampledRecords, SampledTopic
 from tidesink.codecs import CODECS, open_codec
+from tidesink.codecs.base import Codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.debezium.envelope import has_exact_names
-from tidesink.codecs.debezium.inference import UNTYPED, connector_of_event, facts_of, key_only
-from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark, routed_field
+from tidesink.codecs.debezium.inference import LoneCodec, key_only
+from tidesink.codecs.debezium.remarks import ROUTED, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
@@ -35,20 +36,24 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
-    SchemaNotFoundError,
+    RegistryError,
     SchemaRefusedError,
     SourceError,
     TidesinkError,
     bad_reason,
     type_change_way,
 )
-from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
-from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
+from tidesink.events import ChangeEvent, Message, Op, TableId, fold_name
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.batch.decoders import RegisteredSchemas
 from tidesink.sinks.batch.schema_changes import possible_rename_of
+from tidesink.sinks.batch.schema_source import TypesFrom
+from tidesink.sinks.batch.topic_ddl import DdlStatement
 from tidesink.sinks.kafka.compaction import refusal
-from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_ID, NO_STARTS, KafkaOffsets, Starts, TopicOffsets
+from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder
 from tidesink.sinks.plans.debezium_changes import KeyFacts
-from tidesink.sinks.schema_sources.database_types import database_connector
+from tidesink.sinks.plans.flat_avro import FlatAvroDecoder
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -62,18 +67,13 @@ from tidesink.typemap.projection import check_renames, project
 from tidesink.typemap.table import CALENDAR_READERS, row_of, type_words
 from tidesink.typemap.target_schema import (
     IDENTITIES,
-    UNREPORTED_KEY,
     WHY_OF,
     TargetColumn,
     TargetSchema,
-    check_spelling,
-    is_row_keyed,
-    merged_in_order,
-    row_keyed,
-    shape_of,
 )
 
 if TYPE_CHECKING:
+    from tidesink.sinks.state.progress import StateStore
     from tidesink.sinks.worker.snapshot import SourceDatabase
     from tidesink.source_database.base import StoredTable
 
@@ -210,27 +210,37 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         RegistryError: the registry does not answer or refuses access.
     """
     topics = config.topics_among(topic_names(config.source.confluent_properties()))
-    if CODECS[config.source.protocol].shares_topics:
-        yield from _canal_json(config, topics, sample)
-        return
-    if not CODECS[config.source.protocol].registry:
-        for topic in topics:
-            yield _by_records(config, None, Sample(topic, sample))
-        return
-    with closing(config.source.open_registry()) as registry:
-        if config.source.protocol != "flat-avro":
-            for topic in topics:
-                yield _by_records(config, registry, Sample(topic, sample))
+    protocol = CODECS[config.source.protocol]
+    with ExitStack() as parts:
+        registry = parts.enter_context(closing(config.source.open_registry())) if protocol.registry else None
+        if config.source.protocol == "flat-avro":
+            assert registry is not None  # noqa: S101  (flat-avro has a registry)
+            yield from _registered(config, registry, topics)
             return
-        table_of = topic_tables(config, registry)
+        stored = parts.enter_context(_stored_answers(config))
         for topic in topics:
-            try:
-                table = table_of(topic)
-            except ConfigError as error:
-                yield TablePlan(None, topic, problem=error.message)
-                continue
-            if table is not None:
-                yield _flat_avro(config, registry, topic, table)
+            if protocol.shares_topics:
+                yield from _canal_json(config, Sample(topic, sample), stored)
+            else:
+                yield _by_records(config, registry, Sample(topic, sample), stored)
+
+
+def _stored_answers(config: Config) -> AbstractContextManager[StateStore | None]:
+    """Open the state store if it may have answers of the source database about column types."""
+    may_have = config.source.protocol == "debezium-json" or config.source.database is not None
+    return store_if_there(config) if may_have else nullcontext()
+
+
+def _registered(config: Config, registry: SchemaRegistry, topics: Iterable[str]) -> Iterator[TablePlan]:
+    table_of = topic_tables(config, registry)
+    for topic in topics:
+        try:
+            table = table_of(topic)
+        except ConfigError as error:
+            yield TablePlan(None, topic, problem=error.message)
+            continue
+        if table is not None:
+            yield _flat_avro(config, registry, topic, table)
 
 
 @dataclass
@@ -255,6 +265,10 @@ class Sample:
                 return
             yield message
 
+    def last_records(self, config: Config) -> Iterator[Message]:
+        """Yield the last records of each partition, in the order of their Kafka timestamps."""
+        yield from peek(config.source.confluent_properties(), self.topic, most=_LAST_RECORDS, ends=True)
+
     def noted(self, plan: TablePlan) -> TablePlan:
         """Return the plan with the number of sampled records, if the topic has more records than that."""
         return dataclasses.replace(plan, sampled=self.size) if self.more else plan
@@ -271,6 +285,8 @@ def sample_warning(plans: Iterable[TablePlan]) -> str | None:
 
 
 _NAMED_TOPICS: Final = 5
+# Number of records to read at each partition's end if the first ones have no types, the same as in a worker.
+_LAST_RECORDS: Final = 100
 _SAMPLED: Final = (
     "Only the first {size} records of each topic were read, and these topics have more: {topics}. Columns "
     "and tables that first appear in later records are not shown. `tidesink plan --sample {larger}` reads "
@@ -316,18 +332,18 @@ def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[Ta
         for topic, table in quiet_tables(config, sorted(stored)):
             created = create_statement(database.connection, table)
             if created is not None:
-                yield _quiet(config, topic, table, created[0])
+                yield _quiet(config, topic, DdlStatement(table.schema, *created, table=table.name))
 
 
-def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TablePlan:
-    definitions = TableDefinitions()
+def _quiet(config: Config, topic: str, created: DdlStatement) -> TablePlan:
+    table = TableId(created.database, created.table)
     try:
-        definitions.apply(statement, table.schema)
+        TableDefinitions().apply(created.sql, table.schema)
     except ConfigError as error:
         return _unplanned(config, topic, table, error.message)
-    schema = definitions.get(table)
-    assert schema is not None  # noqa: S101  (the statement has created it)
-    plan = _canal_table(config, table, _Seen(topic, schema), definitions)
+    sampled = SampledTopic(config, SampledRecords(topic, ()))
+    sampled.define(created)
+    plan = _canal_table(config, sampled, table)
     types: TypesFrom = "definition" if plan.types_from == "definition" else "database"
     return dataclasses.replace(plan, types_from=types, warnings=(_QUIET, *plan.warnings))
 
@@ -465,49 +481,74 @@ def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]
         yield _UNSERVED.format(table=table, found=reason)
 
 
+def _opened(
+    sampled: SampledTopic, table: TableId, starts: Starts = NO_STARTS
+) -> tuple[OpenedTable | None, str | None]:
+    """Open a table as a worker does. Return it, and the reason why the worker does not open it, or None.
+
+    If the table could be opened with a key, or without the config's selection of columns, it is returned
+    together with the reason, so that its columns can be shown.
+
+    Raises:
+        RegistryError: the registry does not answer or refuses access.
+    """
+    try:
+        return sampled.open(table, starts=starts), None
+    except RegistryError:
+        raise
+    except TidesinkError as error:
+        refused = error.message
+    try:
+        return sampled.open_keyless(table, starts=starts), refused
+    except RegistryError:
+        raise
+    except TidesinkError as error:
+        return None, error.message
+
+
+def _plan_of_opened(
+    config: Config, topic: str, table: TableId, opened: OpenedTable | None, refused: str | None
+) -> TablePlan:
+    """Return the plan of a table, with the reason why a worker does not open it as the problem."""
+    if opened is None:
+        return _unplanned(config, topic, table, refused or "")
+    plan = plan_of(
+        config,
+        topic,
+        opened.shape,
+        types_from=opened.types_from,
+        renames=opened.renames,
+        past=opened.past,
+    )
+    return dataclasses.replace(plan, problem=plan.problem or refused)
+
+
 def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: TableId) -> TablePlan:
     settings = config.table_config(table)
-    try:
-        keys = settings.keys or _key_names(registry, topic)
-        records = _records(registry, topic, "value")
-        # A table that does not start at the earliest record may not meet the older schemas.
-        read = records if settings.start == "earliest" else records[-1:]
-        shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
-        if not shapes:
-            return _unplanned(
-                config,
-                topic,
-                table,
-                "The registry has no schema for this topic yet. The producer registers one before the first "
-                "row.",
-            )
-        shape = merged_in_order(shapes, left_out=settings.projection.leaves_out)
-    except (ConfigError, DecodeError, SchemaRefusedError) as error:
-        return _unplanned(config, topic, table, error.message)
-    planned = plan_of(config, topic, shape, types_from="avro")
-    more = tuple(flat_avro_warnings(records, keys, settings))
-    summed = CHECKSUM in records[-1].extension
-    times = () if summed else ambiguous_times(shape, planned.omitted)
-    return dataclasses.replace(planned, warnings=(*planned.warnings, *more, *times))
+    sampled = SampledTopic(config, SampledRecords(topic, ()), registry=registry)
+    # No record is read. A table that does not start at the earliest record may not meet the older schemas.
+    opened, refused = _opened(sampled, table, NO_STARTS if settings.start == "earliest" else {0: 0})
+    planned = _plan_of_opened(config, topic, table, opened, refused)
+    if opened is None or not isinstance(opened.plan.decoder, FlatAvroDecoder):
+        return planned
+    schemas = opened.plan.decoder.schemas
+    # They were looked up in the order of the subject's versions.
+    records = [parse_record(text) for text in schemas.values.texts.values()]
+    more = flat_avro_warnings(records, opened.shape.keys, settings) if records else ()
+    summed = bool(records) and CHECKSUM in records[-1].extension
+    times = () if summed else ambiguous_times(opened.shape, planned.omitted)
+    warnings = (*planned.warnings, *opened.warnings, *more, *times, *refused_schemas(schemas))
+    return dataclasses.replace(planned, warnings=warnings)
 
 
-def _key_names(registry: SchemaRegistry, topic: str) -> tuple[str, ...]:
-    records = _records(registry, topic, "key")
-    return records[-1].column_names if records else ()
+_REFUSED: Final = "Records whose {part} has the schema id {number} are bad records. {reason}"
 
 
-def _records(registry: SchemaRegistry, topic: str, part: SubjectPart) -> list[WriterRecord]:
-    name = subject(topic, part)
-    try:
-        versions = registry.versions(name)
-    except SchemaNotFoundError:
-        return []
-    return [parse_record(registry.schema_by_version(name, version).schema_text) for version in versions]
-
-
-class _Seen(NamedTuple):
-    topic: str
-    schema: TableSchema
+def refused_schemas(schemas: RegisteredSchemas) -> Iterator[str]:
+    """Yield a warning for each schema in the registry whose records are bad records."""
+    for part, side in (("key", schemas.keys), ("value", schemas.values)):
+        for number, reason in side.refused.items():
+            yield _REFUSED.format(part=part, number=number, reason=reason)
 
 
 @dataclass
@@ -568,34 +609,32 @@ def _table_named(message: Message) -> TableId | None:
     return TableId(*names) if all(isinstance(name, str) and name for name in names) else None
 
 
-def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
-    definitions = config.definitions()
-    for topic in topics:
-        codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
-        seen: dict[TableId, _Seen] = {}
-        bad = defaultdict[TableId | None, Undecodable](Undecodable)
-        looked_at, read = 0, Sample(topic, sample)
-        for message in read.records(config):
-            looked_at += 1
-            try:
-                events = codec.decode(message)
-            except DecodeError as error:
-                bad[_table_named(message)].errors.append(shown_error(error))
-                continue
-            for event in events:
-                if isinstance(event, ChangeEvent) and event.schema is not None:
-                    seen[event.table] = _Seen(topic, event.schema)
-        for table, observed in sorted(seen.items()):
-            errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
-            plan = _canal_table(config, table, observed, definitions)
-            yield read.noted(Undecodable(looked_at, errors).reported_in(config, plan))
-        for named, left in bad.items():
-            if named is not None or not seen:
-                yield read.noted(
-                    Undecodable(looked_at, left.errors).reported_in(config, TablePlan(named, topic))
-                )
-        if not seen and not bad:
-            yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))
+def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
+    topic = read.topic
+    codec = CanalJsonCodec(options=config.source.codec_options(), definitions=config.definitions())
+    tables: set[TableId] = set()
+    bad = defaultdict[TableId | None, Undecodable](Undecodable)
+    messages = [*read.records(config)]
+    for message in messages:
+        try:
+            events = codec.decode(message)
+        except DecodeError as error:
+            bad[_table_named(message)].errors.append(shown_error(error))
+            continue
+        tables |= {event.table for event in events if isinstance(event, ChangeEvent)}
+    records = SampledRecords(topic, messages, opens_up_to=config.source.opens_up_to)
+    sampled = SampledTopic(config, records, stored=stored)
+    sampled.tables(topic).add(sorted(tables))
+    for table in sorted(tables):
+        errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
+        plan = _canal_table(config, sampled, table)
+        yield read.noted(Undecodable(len(messages), errors).reported_in(config, plan))
+    for named, left in bad.items():
+        if named is not None or not tables:
+            plan = TablePlan(named, topic)
+            yield read.noted(Undecodable(len(messages), left.errors).reported_in(config, plan))
+    if not tables and not bad:
+        yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))
 
 
 _NONE_BAD: Final = Undecodable()
@@ -623,115 +662,104 @@ def routed_problem(
     return _SEVERAL.format(", ".join(sorted(map(str, tables))), routed_field(added))
 
 
-def _by_records(config: Config, registry: SchemaRegistry | None, read: Sample) -> TablePlan:
+def _by_records(
+    config: Config, registry: SchemaRegistry | None, read: Sample, stored: StateStore | None
+) -> TablePlan:
     """Return the plan of a topic with one table, from the topic's first records."""
     bad = Undecodable()
-    plan = _of_rows(config, registry, read, bad)
+    rows = _Rows.of(config, registry, read, bad)
+    plan = TablePlan(None, read.topic, warnings=(_NO_ROW,))
+    if rows.newest is not None:
+        plan = _of_rows(config, registry, read, rows, stored)
     return read.noted(bad.reported_in(config, plan))
 
 
-def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> TablePlan:
-    """Return the plan of a topic with one table, from the rows in ``read``. Adds decode errors to ``bad``."""
-    topic = read.topic
-    stated, options = config.definitions(), config.source.codec_options()
-    met = MetRecords(options) if config.source.protocol == "debezium-json" else None
-    codec = (
-        open_codec(config.source.protocol, options=options, registry=registry, definitions=stated)
-        if met is None
-        else met.codec
-    )
-    newest: ChangeEvent | None = None
-    connector = ""
-    seen: dict[str, str] = {}
-    tables: set[TableId] = set()
-    for message in read.records(config):
-        bad.looked_at += 1
-        try:
-            events = codec.decode(message)
-        except DecodeError as error:
-            bad.errors.append(shown_error(error))
-            continue
-        for event in events if message.value is not None else ():  # a tombstone has only the key
-            if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
-                # The newest row has all columns, including those that were added later.
-                newest = event
-                if met is not None:
-                    met.take(event, event.schema)
-                connector = connector_of_event(message, event)
-                tables.add(event.table)
-                seen |= {fold_name(column.name): column.name for column in event.schema.columns}
-    if newest is None or newest.schema is None:
-        return TablePlan(None, topic, warnings=(_NO_ROW,))
-    defined, settings = stated.get(newest.table), config.table_config(newest.table)
-    if settings.sequence_by == "source" and newest.commit_ts is None:
-        return _unplanned(config, topic, newest.table, _NO_ORDER)
-    rows = TypedRows(newest.schema.columns, "avro")
-    try:
-        if met is not None:
-            rows = met.typed(config, topic, newest.table)
-        schema = dataclasses.replace(newest.schema, columns=rows.columns)
-        shape = _shape(schema, settings, settings.keys or tuple(newest.key or ()))
-        if CODECS[config.source.protocol].connectors:
-            reported_in = connector or database_connector(config.source.database)
-            shape = dataclasses.replace(shape, exact_names=has_exact_names(reported_in))
-        for name in settings.keys or ():
-            check_spelling("keys", name, shape)
-    except TidesinkError as error:
-        return _unplanned(config, topic, newest.table, error.message)
-    if problem := routed_problem(tables, shape.keys, key_only(newest)):
-        return _unplanned(config, topic, newest.table, problem)
-    planned = plan_of(config, topic, shape, types_from="definition" if defined else rows.types_from)
-    warnings = tuple(f"column {name}: {UNTYPED}" for name in rows.untyped)
-    bare = met is not None and facts_of(newest.schema).bare
-    there = {fold_name(column.name) for column in rows.columns}
-    remarks = column_remarks(
-        rows.columns,
-        connector=connector,
-        keys=shape.keys,
-        is_confirmed=KeyFacts.of(settings.keys, defined).confirm({*shape.keys} - key_only(newest)),
-        gone=() if bare else [name for folded, name in seen.items() if folded not in there],
-    )
-    return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings, *remarks))
+@dataclass(frozen=True)
+class _Rows:
+    """The sampled records of a topic with one table.
 
+    ``newest``: the newest row, or None. ``tables``: the tables that rows name.
+    """
 
-def _canal_table(config: Config, table: TableId, observed: _Seen, definitions: TableDefinitions) -> TablePlan:
-    settings = config.table_config(table)
-    # As in the worker: a definition in the config overrides the topic's DDL.
-    stated = config.definitions().get(table)
-    defined = stated or definitions.get(table)
-    schema = defined or observed.schema
-    # As in the worker: DDL shows a unique key that rows do not have.
-    handle = schema.handle_columns or observed.schema.handle_columns
-    keys = settings.keys or tuple(column.name for column in handle)
-    try:
-        shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
-        if not keys and settings.mode != "append" and config.source.codec_options().sends_row_keys:
-            shape = row_keyed(shape)
-    except TidesinkError as error:
-        return _unplanned(config, observed.topic, table, error.message)
-    types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
-    renames = () if stated else definitions.renames(table)
-    past = () if stated else tuple(column.name for column in definitions.dropped_columns(table))
-    plan = plan_of(config, observed.topic, shape, types_from=types_from, renames=renames, past=past)
-    plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
-    if defined is None:
-        reported = (
-            "The column types come from the short names in mysqlType. For full types, give the table's "
-            "definition in the config."
+    messages: Sequence[Message]
+    newest: ChangeEvent | None
+    tables: frozenset[TableId]
+
+    @classmethod
+    def of(cls, config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> _Rows:
+        """Read and decode the sampled records. Adds decode errors to ``bad``."""
+        definitions, options = config.definitions(), config.source.codec_options()
+        codec: Codec = (
+            LoneCodec(options, None)
+            if config.source.protocol == "debezium-json"
+            else open_codec(
+                config.source.protocol, options=options, registry=registry, definitions=definitions
+            )
         )
-        unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
-        return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
-    return plan
+        newest: ChangeEvent | None = None
+        tables: set[TableId] = set()
+        messages = [*read.records(config)]
+        for message in messages:
+            bad.looked_at += 1
+            try:
+                events = codec.decode(message)
+            except DecodeError as error:
+                bad.errors.append(shown_error(error))
+                continue
+            for event in events if message.value is not None else ():  # a tombstone has only the key
+                if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
+                    newest = event
+                    tables.add(event.table)
+        return cls(messages, newest, frozenset(tables))
 
 
-def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | None = None) -> TargetSchema:
-    return shape_of(
-        schema,
-        keys=keys if keys is not None else settings.keys,
-        zero_date=settings.zero_date,
-        time_zone=settings.time_zone,
-        ambiguous_time=settings.ambiguous_time,
-    )
+def _of_rows(
+    config: Config, registry: SchemaRegistry | None, read: Sample, rows: _Rows, stored: StateStore | None
+) -> TablePlan:
+    """Return the plan of a topic with one table, from the rows of the sample."""
+    topic, newest = read.topic, rows.newest
+    assert newest is not None  # noqa: S101  (the caller has checked it)
+    table = newest.table
+    if config.table_config(table).sequence_by == "source" and newest.commit_ts is None:
+        return _unplanned(config, topic, table, _NO_ORDER)
+
+    def open_on(messages: Iterable[Message]) -> tuple[OpenedTable | None, str | None]:
+        records = SampledRecords(topic, messages)
+        return _opened(SampledTopic(config, records, registry=registry, stored=stored), table)
+
+    opened, refused = open_on(rows.messages)
+    if opened is None and read.more and config.source.protocol == "debezium-json":
+        # The connector may send schemas by now. A worker reads the last records too, to find them.
+        opened, refused = open_on([*rows.messages, *read.last_records(config)])
+    if opened is not None:
+        keys = opened.shape.keys
+        if problem := routed_problem(rows.tables, keys, key_only(newest)):
+            return _unplanned(config, topic, table, problem)
+    planned = _plan_of_opened(config, topic, table, opened, refused)
+    if opened is None:
+        return planned
+    decoder = opened.plan.decoder
+    unused = refused_schemas(decoder.schemas) if isinstance(decoder, DebeziumAvroDecoder) else ()
+    return dataclasses.replace(planned, warnings=(*planned.warnings, *opened.warnings, *unused))
+
+
+def _canal_table(config: Config, sampled: SampledTopic, table: TableId) -> TablePlan:
+    topic = sampled.topic
+    opened, refused = _opened(sampled, table)
+    plan = _plan_of_opened(config, topic, table, opened, refused)
+    if opened is None:
+        return plan
+    of_ddl = sampled.ddl(topic).warnings(table)
+    told = [text for text in opened.warnings if text not in of_ddl]
+    times = ambiguous_times(opened.shape, plan.omitted)
+    types = (_SHORT_NAMES,) if opened.types_from == "rows" else ()
+    return dataclasses.replace(plan, warnings=(*types, *told, *plan.warnings, *times))
+
+
+_SHORT_NAMES: Final = (
+    "The column types come from the short names in mysqlType. For full types, give the table's definition in "
+    "the config."
+)
 
 
 def plan_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from tidesink.config.models import Definition, Destination
 from tidesink.ddl.catalog import TableDefinitions
@@ -27,6 +27,12 @@ _TWO_MEANINGS: Final = (
     "ignore_null_updates is not possible with this protocol: its records can omit a value, and this version "
     "does not distinguish an omitted value from NULL. Remove ignore_null_updates."
 )
+
+
+# Where a table's column types come from: a definition in the config, the topic's DDL, the Avro schemas, the
+# schemas in debezium-json records, the source database, or the type names in rows. ``nothing``: the records
+# have no types, so all columns are text.
+TypesFrom = Literal["definition", "ddl", "avro", "records", "database", "rows", "nothing"]
 
 
 class Missed(NamedTuple):
@@ -93,6 +99,10 @@ class Decoding(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the user about column types of the table."""
+
+    @property
+    def types_from(self) -> TypesFrom:
+        """Where the types of the table's columns come from, according to what was read so far."""
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Reads as many records as are needed to find out the table's columns and key.
@@ -235,8 +245,17 @@ class ProjectedDecoding:
         self._plans: tuple[DecodePlan, DecodePlan] | None = None
 
     @property
+    def unprojected(self) -> Decoding:
+        """The decoding into the source's columns."""
+        return self._decoding
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return self._decoding.warnings
+
+    @property
+    def types_from(self) -> TypesFrom:
+        return self._decoding.types_from
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         self._decoding.prepare(topic_offsets, starts)

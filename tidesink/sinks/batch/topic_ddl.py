@@ -45,8 +45,8 @@ from tidesink.sinks.batch.source import TopicReader
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
-from tidesink.sinks.state.documents import DocumentKind
-from tidesink.sinks.state.progress import LastRecord, StateStore
+from tidesink.sinks.state.documents import DocumentKind, DocumentStore
+from tidesink.sinks.state.progress import LastRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -244,6 +244,10 @@ class _Page(NamedTuple):
     last: LastRecord | None = None
 
 
+def _logged(topic: str, warning: DdlWarning) -> None:
+    _log.warning("DDL to check", topic=topic, warning=warning.text)
+
+
 class TopicDdl:
     """The table definitions of one topic. All tables of the topic share the object."""
 
@@ -252,20 +256,23 @@ class TopicDdl:
         topic: str,
         *,
         pipeline: str,
-        store: StateStore,
+        store: DocumentStore,
         log: LeaderEpochs | None = None,
         ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
         pages: DdlPages = _PAGES,
+        tell: Callable[[str, DdlWarning], None] = _logged,
     ) -> None:
         """Creates the object. Nothing is read yet.
 
         ``log``: detects whether Kafka lost the end of the log. None: this is not checked. ``ends_now``: looks
-        up the topic's current offsets, or None. ``pages``: the limits of reading DDL.
+        up the topic's current offsets, or None. ``pages``: the limits of reading DDL. ``tell``:
+        called with the topic and each new warning.
         """
         self._topic = topic
         self._document = _TOPIC_DDL.of(store, pipeline, topic)
         self._logs, self._ends_now = CheckedLogs(log), ends_now
         self._pages = pages
+        self._tell = tell
         # True if the records of the last read were discarded. The topic must be looked up again before the
         # next read.
         self._looks_again = False
@@ -529,7 +536,7 @@ class TopicDdl:
             self._known, self._next = state, page.end
         for warning in state.warnings:
             if warning not in unread.stands.warnings:
-                _log.warning("DDL to check", topic=self._topic, warning=warning.text)
+                self._tell(self._topic, warning)
         changed = unread.changed or unread.cut is not None or definitions.version != version
         return _Unread(left, state, state, changed=changed)
 
@@ -811,7 +818,7 @@ _FIRST_RECORDS: Final = 20_000
 class TopicTables:
     """The known tables of one topic. All tables of the topic share the object."""
 
-    def __init__(self, topic: str, *, pipeline: str, store: StateStore) -> None:
+    def __init__(self, topic: str, *, pipeline: str, store: DocumentStore) -> None:
         self._topic = topic
         self._document = _TOPIC_TABLES.of(store, pipeline, topic)
         self._lock = threading.Lock()

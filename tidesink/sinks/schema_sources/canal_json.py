@@ -31,6 +31,7 @@ from tidesink.sinks.batch.schema_source import (
     Missed,
     Renamed,
     SourceColumns,
+    TypesFrom,
     declared_table,
 )
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
@@ -151,6 +152,12 @@ class CanalJsonDecoding(PlannedDecoding):
     def _is_unreported(self) -> bool:
         """True if the table is known only from its rows, because neither a definition nor DDL defines it."""
         return self._declared is None and self._ddl.get(self._table) is None
+
+    @property
+    def types_from(self) -> TypesFrom:
+        if self._declared is not None:
+            return "definition"
+        return "rows" if self._ddl.get(self._table) is None else "ddl"
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read the topic's DDL and build the decode plan.

@@ -28,7 +28,7 @@ from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.state.documents import DocumentKind, list_key
-from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.state.progress import StatusStore
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 
@@ -61,7 +61,7 @@ class DatabaseTypes:
     ``store``: stores the database's answers; None to store nothing.
     """
 
-    def __init__(self, pipeline: str, table: TableId, store: StateStore | None, look: Look | None) -> None:
+    def __init__(self, pipeline: str, table: TableId, store: StatusStore | None, look: Look | None) -> None:
         self._pipeline = pipeline
         self._table = table
         self._store = store
@@ -155,7 +155,7 @@ class DatabaseTypes:
         self._known = sql_types
 
 
-def _has_batches(store: StateStore | None, pipeline: str, table: TableId) -> bool:
+def _has_batches(store: StatusStore | None, pipeline: str, table: TableId) -> bool:
     status = store.status_of(pipeline, table) if store else None
     return status is not None and status.batch > 0
 
@@ -180,7 +180,7 @@ class DatabaseColumns:
         self,
         pipeline: str,
         table: TableId,
-        store: StateStore | None,
+        store: StatusStore | None,
         look: LookUpTable | None,
         *,
         keeps: bool = True,

@@ -39,12 +39,22 @@ def open_decoding(parts: DecodingParts, topic: str, table: TableId) -> Decoding:
         ConfigError: The table's filter cannot be parsed, its settings contradict each other, or its route
             results in an empty name.
     """
-    config = parts.config
-    settings = config.table_config(table)
+    settings, destination = parts.config.table_config(table), parts.config.destination(table)
     check_merged(settings)
-    module, _, function = DECODINGS[config.source.protocol].partition(":")
+    decoding = open_unprojected(parts, topic, table)
+    return projected(decoding, table, settings.projection, destination, parts.check_filter)
+
+
+def open_unprojected(parts: DecodingParts, topic: str, table: TableId) -> Decoding:
+    """Open the schema source of a table. Its decode plans have all columns of the source.
+
+    Raises:
+        ConfigError: The config lacks a setting that the protocol needs, or its definition is for another
+            table.
+    """
+    module, _, function = DECODINGS[parts.config.source.protocol].partition(":")
     decoding: Decoding = getattr(import_module(module), function)(parts, topic, table)
-    return projected(decoding, table, settings.projection, config.destination(table), parts.check_filter)
+    return decoding
 
 
 class PlannedDecoding:

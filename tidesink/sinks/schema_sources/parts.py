@@ -11,9 +11,10 @@ from tidesink.config import Config
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.filtering import FilterCheck, check_condition
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import SparkReader, TopicReader
-from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.state.progress import StatusStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+class TopicState(Protocol):
+    """Interface: state that the tables of a topic share."""
+
+    def ddl(self, topic: str) -> TopicDdl:
+        """Returns the topic's table definitions, which come from its DDL events."""
+
+    def tables(self, topic: str) -> TopicTables:
+        """Returns the object that records which tables have records in a topic."""
+
+    def ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
+        """Looks up a topic's offsets again and returns them."""
 
 
 class Retries(Protocol):
@@ -36,7 +50,7 @@ class Retries(Protocol):
 class Noting(Protocol):
     """Interface: runs a step that uses the state store, and that a table can do without."""
 
-    def __call__(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
+    def __call__(self, table: TableId, step: Callable[[], T], /, *, unless: str) -> T | None:
         """Returns the step's result. If the store does not answer, logs ``unless`` and returns None."""
 
 
@@ -57,9 +71,9 @@ class DecodingParts:
     """
 
     config: Config
-    store: StateStore
+    store: StatusStore
     registry: SchemaRegistry | None
-    topics: Topics
+    topics: TopicState
     reader: TopicReader
     check_filter: FilterCheck
     retries: Retries

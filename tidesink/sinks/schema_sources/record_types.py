@@ -32,7 +32,7 @@ from tidesink.typemap.target_schema import LeftOut, needed_definition, needs_all
 
 if TYPE_CHECKING:
     from tidesink.config import Config
-    from tidesink.sinks.state.progress import StateStore
+    from tidesink.sinks.state.progress import StatusStore
 
 
 class RecordTypes:
@@ -66,7 +66,7 @@ class RecordTypes:
         topic: str,
         table: TableId,
         declared: TableSchema | None,
-        store: StateStore | None,
+        store: StatusStore | None,
         *,
         keeps: bool = True,
     ) -> RecordTypes:

@@ -50,7 +50,7 @@ from tidesink.sinks.batch.decoders import (
     schema_id_of,
 )
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
-from tidesink.sinks.batch.schema_source import Missed, declared_table
+from tidesink.sinks.batch.schema_source import Missed, TypesFrom, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import (
     NO_STARTS,
@@ -666,6 +666,10 @@ class FlatAvroDecoding(RegisteredDecoding):
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
 
+    @property
+    def types_from(self) -> TypesFrom:
+        return "avro"
+
     def _found_subjects(self) -> bool:
         return any(self._schemas.texts.values())
 
@@ -733,6 +737,10 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
     ) -> None:
         super().__init__(parts, topic, table, schemas=schemas)
         self._definition = declared_table(self._settings.definition, table)
+
+    @property
+    def types_from(self) -> TypesFrom:
+        return "avro" if self._definition is None else "definition"
 
     def _found_subjects(self) -> bool:
         return bool(self._schemas.texts["value"])
@@ -802,6 +810,15 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         """Warnings about columns with an unknown type, or with another type in the target than usual."""
         untyped = self._types.untyped(self._writers)
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
+
+    @property
+    def types_from(self) -> TypesFrom:
+        if self._declared is not None:
+            return "definition"
+        if self._types.stored is not None:
+            return "database"
+        untyped = self._types.untyped(self._writers)
+        return "nothing" if untyped and not self._writers.with_schema else "records"
 
     def prepare(self, topic_offsets: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read records from the table's start on until one defines the columns, and build the decode plan."""

@@ -67,7 +67,17 @@ class TableStatus:
         return self.life, self.epoch, self.batch
 
 
-class StateStore(DocumentStore, Protocol):
+class StatusStore(DocumentStore, Protocol):
+    """Stores documents, and has the statuses of tables.
+
+    Every method raises StateStoreError if the store does not answer.
+    """
+
+    def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
+        """Returns the status of one table, or None if no status was saved."""
+
+
+class StateStore(StatusStore, Protocol):
     """Stores progress, statuses and documents of a worker.
 
     Every method raises StateStoreError if the store does not answer.
@@ -96,9 +106,6 @@ class StateStore(DocumentStore, Protocol):
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
         """Returns the status of every table of a pipeline, sorted by table name."""
-
-    def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
-        """Returns the status of one table, or None if no status was saved."""
 
 
 # Number of stored events per table. Older events may still be in Kafka.
