@@ -13,8 +13,8 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import AccountingError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.jobs.base import BatchOutcome
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore

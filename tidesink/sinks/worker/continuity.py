@@ -15,9 +15,9 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, SourceError, StaleProgressError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.run import Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns
 from tidesink.sinks.batch.schema_source import Decoding
+from tidesink.sinks.jobs.base import Hold
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, cut_error
 from tidesink.sinks.kafka.offsets import (

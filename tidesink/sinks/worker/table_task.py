@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,13 +31,24 @@ from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
-from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, applied_event
 from tidesink.sinks.batch.schema_changes import Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
+from tidesink.sinks.jobs.base import (
+    BatchOutcome,
+    BatchPlan,
+    Hold,
+    Job,
+    ReadingJob,
+    Services,
+    without_records,
+)
+from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.executor import SparkExecutor
+from tidesink.sinks.jobs.run import applied_event, run_batch
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -61,11 +72,17 @@ from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.counters import TableCounters, Tombstones
 from tidesink.sinks.worker.outages import LAG, OLDEST, OldestRecords, SavedStatus
 from tidesink.sinks.worker.preflight import shown_target
-from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
-from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
+from tidesink.sinks.worker.rewind import Rewind, Rewinds, again_only, refused, rewind_details
+from tidesink.sinks.worker.snapshot import (
+    KeyOrderError,
+    PartJob,
+    Snapshot,
+    SnapshotRefusedError,
+    StoredRows,
+)
 from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.starts import Start
-from tidesink.sinks.worker.sweep import SweepBatch
+from tidesink.sinks.worker.sweep import AbsentKeys
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
@@ -560,7 +577,8 @@ class TableTask:
         if passes and self._pass_by(plan, reader, progress):
             return
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
-            self._take(retry.call(lambda: self._batch(plan, reader).run()))
+            job = Changes(self._planned(plan), reader)
+            self._take(retry.call(lambda: self._run(job)))
 
     def _goes_on(self, progress: TopicProgress | None, offsets: TopicOffsets) -> bool:
         """Check that no record of the topic was lost or replaced (``Continuity.check``).
@@ -628,8 +646,8 @@ class TableTask:
             if not self._begins(0, left=self.lag):
                 return
             self._rewind_ddl(plan)
-            make = partial(RewindBatch, number=asked.number)
-            outcome = context.retry(self.table).call(lambda: self._batch(plan, context.source, make).run())
+            job = Rewind(self._planned(plan), asked.number)
+            outcome = context.retry(self.table).call(lambda: self._run(job))
             self._take(outcome)
             if outcome.pending:
                 return
@@ -658,11 +676,9 @@ class TableTask:
         if decision.pending:
             self._take(BatchOutcome(hold.progress, pending=decision.pending))
         elif self._begins(0, left=self.lag):
-            make = retry.call(lambda: self._ddl.batch(decision, hold.progress))
-            plan = BatchPlan(
-                tuple(part._replace(end=part.start) for part in self._available(offsets)), offsets
-            )
-            self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
+            plan = self._planned(without_records(BatchPlan(tuple(self._available(offsets)), offsets)))
+            job = retry.call(lambda: self._ddl.job(decision, hold.progress, plan))
+            self._take(retry.call(lambda: self._run(job)))
         return True
 
     def _reads_part(self, progress: Progress, offsets: TopicOffsets) -> bool:
@@ -676,7 +692,7 @@ class TableTask:
         the table continues to read its topic.
         """
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        starts = [part._replace(end=part.start) for part in self._available(offsets)]
+        batch_plan = self._planned(without_records(BatchPlan(tuple(self._available(offsets)), offsets)))
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # another worker has the table
@@ -693,10 +709,9 @@ class TableTask:
             self._change("RUNNING", None)
             return
         self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
-        kind = SweepBatch if part.sweeps else SnapshotBatch
-        make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), offsets)
+        job = PartJob(batch_plan, part, AbsentKeys() if part.sweeps else StoredRows())
         try:
-            outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
+            outcome = retry.call(lambda: self._run(job))
         except KeyOrderError:
             # The next part is planned in the new order of the key.
             self._change("RUNNING", None)
@@ -869,20 +884,25 @@ class TableTask:
     def _topic_progress(self) -> TopicProgress | None:
         return self._hold.progress.topics.get(self.topic) if self._hold else None
 
-    def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
-        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        fit_shuffle(self._session, plan.records)
+    def _planned(self, plan: BatchPlan) -> BatchPlan:
+        """Return the plan of a batch, with what is known of records that were skipped before it."""
+        return replace(plan, last=self._passed.last, follows=self._continuity.follows)
+
+    def _run(self, job: Job | ReadingJob) -> BatchOutcome:
+        fit_shuffle(self._session, job.plan.records)
+        return run_batch(job, self._present_hold, self._services)
+
+    @property
+    def _present_hold(self) -> Hold:
+        """The open table, with the decisions of people and the state of its snapshot as of now."""
+        assert self._hold is not None  # noqa: S101  (opened before)
         accepted, loads = self._pauses.accepted, self._snapshot.is_under_way(self._hold.progress)
-        hold = replace(self._hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
-        return make(
-            self._context,
-            hold,
-            self._decoding,
-            settings=self._settings,
-            session=self._session,
-            plan=replace(plan, last=self._passed.last, follows=self._continuity.follows),
-            reader=reader,
-        )
+        return replace(self._hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
+
+    @property
+    def _services(self) -> Services:
+        assert self._decoding is not None  # noqa: S101  (opened before)
+        return Services(self._context, self._decoding, self._settings, SparkExecutor(self._session))
 
     def _take(self, outcome: BatchOutcome) -> None:
         """Update the table's progress, counters and state from the outcome of a batch.
