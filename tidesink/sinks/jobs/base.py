@@ -198,7 +198,7 @@ class Settled(NamedTuple):
 
 
 class SinkWish(NamedTuple):
-    """What a target must know before tasks stage the rows of a batch.
+    """The properties of a batch's ranges that decide whether tasks stage the rows.
 
     ``several``: True if the batch has several ranges. In the source's order and in a history, a key may be in
     more than one of them, and its rows are then reduced once more. ``fewest``: number of records of the
@@ -217,13 +217,13 @@ class SinkWish(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the tasks of a batch read.
+    """The ranges that the tasks of a batch read, and the reader of their records.
 
     Attributes:
         task: The ranges and how they are decoded. It has no sink.
         reader: Reads the records of the ranges.
-        wish: With it the tasks may stage the rows in the target. None: they must not.
-        volatile: True if the records may be others when they are read again.
+        wish: The tasks stage the rows in the target if possible. None: they must not stage them.
+        volatile: True if a second read may return other records.
     """
 
     task: RangeTask
@@ -274,9 +274,9 @@ class Reduction:
         plan: The offsets of the batch.
         settled: The decisions on DDL that were made before.
         results: The results of the tasks.
-        rows: Where the rows to apply are.
+        rows: The place of the rows to apply: the target or the results.
         bad: The bad record before which the batch ends, or None.
-        reads: How often the batch was read with this plan.
+        reads: The number of times that the batch was read with this plan.
         checkpointed: True if each read of the results returns the same rows.
     """
 
@@ -462,7 +462,7 @@ def without_records(plan: BatchPlan) -> BatchPlan:
 def next_batch(hold: Hold, commit_ts: int | None = None) -> Progress:
     """Returns the table's progress after a batch that reads nothing from its topic.
 
-    ``commit_ts``: the greatest one that the batch applies, or None.
+    ``commit_ts``: the greatest commit_ts that the batch applies, or None.
     """
     before = hold.progress
     return replace(
@@ -487,8 +487,8 @@ def next_progress(
     Args:
         hold: The open table.
         plan: The offsets of the batch.
-        commit_ts: The greatest one that the batch applies, or None.
-        places: What was read from each partition.
+        commit_ts: The greatest commit_ts that the batch applies, or None.
+        places: The counts of each partition.
         shared: The last record of each partition in a read that several tables share. It may belong to
             another table.
     """
@@ -516,11 +516,12 @@ def _topic_after(
 class Empty(Job):
     """Empties the target table because of DDL such as TRUNCATE. The next batch reads the records.
 
-    ``rows``: the decision on the DDL.
+    ``rows``: the decision on the DDL. ``shared``: as in ``next_progress``.
     """
 
     plan: BatchPlan
     rows: RowDecision
+    shared: Mapping[int, LastRecord] = field(default_factory=dict)
 
     @property
     def empties(self) -> bool:
@@ -530,4 +531,5 @@ class Empty(Job):
     def progress(self, hold: Hold, settled: Settled) -> Progress:  # noqa: ARG002
         """Returns the table's progress, which records up to which commit time rows are void."""
         emptied = max(hold.progress.emptied or 0, self.rows.empties or 0)
-        return replace(next_progress(hold, self.plan), emptied=emptied, decided=self.rows.decided)
+        after = next_progress(hold, self.plan, shared=self.shared)
+        return replace(after, emptied=emptied, decided=self.rows.decided)

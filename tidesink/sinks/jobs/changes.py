@@ -15,21 +15,27 @@ from tidesink.sinks.jobs.base import (
     Attempt,
     BatchPlan,
     Cut,
+    Empty,
     Go,
     Hold,
     Inputs,
+    Job,
     ReadingJob,
     Reduction,
     Services,
     SinkWish,
     Verdict,
     next_progress,
+    without_records,
 )
 from tidesink.sinks.kafka.offsets import cut_before
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidesink.sinks.batch.row_ddl import RowDecision
     from tidesink.sinks.batch.source import RecordReader
-    from tidesink.sinks.state.progress import Progress
+    from tidesink.sinks.state.progress import LastRecord, Progress
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,14 @@ class Changes(ReadingJob):
             return cut_at_bad_record(reduction)
         return cut_at_truncate(reduction) if reduction.truncates else Go()
 
+    def emptied(self, rows: RowDecision, hold: Hold) -> Job:  # noqa: ARG002
+        """Returns the job that empties the table. The changes are read by the next batch."""
+        return Empty(without_records(self.plan), rows, self._shared)
+
+    @property
+    def _shared(self) -> Mapping[int, LastRecord]:
+        return self.reader.last if isinstance(self.reader, TableRecords) else {}
+
     def progress(self, reduction: Reduction, hold: Hold, services: Services) -> Progress:  # noqa: ARG002
         """Returns the table's progress after these offsets."""
         after = next_progress(
@@ -70,7 +84,7 @@ class Changes(ReadingJob):
             reduction.plan,
             commit_ts=reduction.summary.max_commit_ts,
             places=reduction.summary.places,
-            shared=self.reader.last if isinstance(self.reader, TableRecords) else {},
+            shared=self._shared,
         )
         return replace(after, decided=reduction.settled.rows.decided)
 

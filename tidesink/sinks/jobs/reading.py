@@ -150,7 +150,7 @@ class Staging:
         self._rows = rows
 
     def refused(self) -> None:
-        """Stage no more rows of this batch, because the target does not accept those of these tasks."""
+        """Stop staging rows of this batch, because the target refused the staged rows."""
         self.allowed, self._rows = False, Packed()
 
     def commit_begins(self) -> None:
@@ -246,7 +246,7 @@ class Reading:
             raise TableEmptiesError(self.settled.rows)
 
     def _read(self, plan: BatchPlan, opened: ExitStack) -> Reduction:
-        self.staging.forget_rows()  # those that were staged with the previous plan
+        self.staging.forget_rows()  # rows that were staged with the previous plan
         inputs = self.job.inputs(Attempt(plan, self._decode_plan(), self.hold, self.services, opened))
         sink, decision = self._sink(inputs)
         checkpoint = self.services.context.target.capabilities.rereads or inputs.volatile

@@ -15,8 +15,8 @@ The steps:
 9. accounted: the counts of the batch add up (``batch.counts``).
 
 All steps up to 7 can be repeated without applying a change twice. After step 8, no step of the batch is
-repeated. A job without records has the steps 1, 5, 6, 8 and 9. If DDL empties the table, this is such a job,
-which takes the place of the one that reads.
+repeated. A job without records has the steps 1, 5, 6, 8 and 9. If DDL empties the table, such a job
+(``Empty``) replaces the job that reads.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class BatchRun:
             results=reduction.results,
         )
 
-    # What the steps need
+    # The parts of the steps
 
     def _shape(self) -> TargetSchema:
         return self._services.decoding.columns().packed_shape
