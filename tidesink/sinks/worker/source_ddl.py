@@ -199,23 +199,15 @@ class SourceDdl:
             return ": ".join(obstacle)
         return snapshot_obstacle(config) or ""
 
-    def job(self, decision: DdlDecision, progress: Progress, plan: BatchPlan) -> DdlJob:
-        """Return the job that commits a decision.
-
-        If a resync follows, also store a request for it among the users' requests. ``plan``: the offsets at
-        which the table continues, as empty ranges.
-
-        Raises:
-            StateStoreError: the store does not answer.
-        """
-        return DdlJob(plan, decision, self._snapshot(decision, progress))
-
-    def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
+    def snapshot_after(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
         """Return the progress of the table's snapshot after a decision.
 
         If the decision is a resync, it is a new resync, whose request is also stored. If all rows are
         deleted, it is the present snapshot, marked as finished, because there is nothing more to read.
         Otherwise it is the present snapshot.
+
+        Raises:
+            StateStoreError: the store does not answer.
         """
         snapshot = progress.snapshot
         if decision.empties and snapshot is not None:

@@ -80,7 +80,7 @@ from tidesink.sinks.worker.snapshot import (
     SnapshotRefusedError,
     StoredRows,
 )
-from tidesink.sinks.worker.source_ddl import SourceDdl
+from tidesink.sinks.worker.source_ddl import DdlJob, SourceDdl
 from tidesink.sinks.worker.starts import Start
 from tidesink.sinks.worker.sweep import AbsentKeys
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -676,8 +676,9 @@ class TableTask:
         if decision.pending:
             self._take(BatchOutcome(hold.progress, pending=decision.pending))
         elif self._begins(0, left=self.lag):
+            snapshot = retry.call(lambda: self._ddl.snapshot_after(decision, hold.progress))
             plan = self._planned(without_records(BatchPlan(tuple(self._available(offsets)), offsets)))
-            job = retry.call(lambda: self._ddl.job(decision, hold.progress, plan))
+            job = DdlJob(plan, decision, snapshot)
             self._take(retry.call(lambda: self._run(job)))
         return True
 
