@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.memory_target import MemoryTarget
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.context import Failpoints, StopFlag
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, Truncate
-from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.row_ddl import RowDecision
+from tidesink.sinks.batch.schema_changes import SettledNames
 from tidesink.sinks.batch.source import KafkaRead
-from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Services, Settled
+from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 
@@ -33,50 +38,71 @@ class _Knows:
     def learn(self, _missed: object) -> bool:
         return False
 
+    def columns(self) -> Any:
+        return self
 
-class _Scripted(Batch):
-    """A batch of a topic of which one knows where the truncates and the bad records are."""
-
-    def __init__(self, start: int, end: int, *, truncates: Sequence[int], bad: Sequence[int]) -> None:
-        found = TopicOffsets("t", "id", {0: PartitionOffsets(0, end)})
-        super().__init__(
-            cast("Any", SimpleNamespace(stop=StopFlag(), target=MemoryTarget())),
-            Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
-            cast("Any", _Knows()),
-            settings=right(FLAT_AVRO).table_config(T),
-            session=cast("Any", None),
-            plan=BatchPlan((OffsetRange("t", 0, start, end),), found),
-            reader=cast("Any", None),
+    def for_batch(self, _number: int, rules: EventRules, **_marks: bool) -> Any:
+        return SimpleNamespace(
+            rules=rules, decoder=SimpleNamespace(uses_timestamps=False, uses_headers=False)
         )
+
+
+class _Scripted:
+    """Runs the tasks of a topic of which one knows where the truncates and the bad records are."""
+
+    def __init__(self, *, truncates: Sequence[int], bad: Sequence[int]) -> None:
         self._truncates, self._bad = truncates, bad
 
-    def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        (part,) = plan.ranges
+    def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:  # noqa: ARG002
+        (part,) = task.ranges
         cut, bad = ([n for n in of if part.start <= n < part.end] for of in (self._truncates, self._bad))
         summary = BatchSummary(
+            messages=part.end - part.start,
             bad=len(bad),
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )
-        read = KafkaRead(part.records, 0)
-        found = SimpleNamespace(summary=summary, read=read, staged=None, release=lambda: None)
-        return Reduction(plan, cast("Any", found))
+        read = KafkaRead(part.end - part.start, 0)
+        return SimpleNamespace(summary=summary, read=read, staged=None, release=lambda: None)
 
-    def cut(self) -> tuple[int, int | None]:
-        """Where the batch ends, and the record the table is to pause before."""
-        reduction = self._reduced(self._plan)
-        return reduction.plan.ranges[0].end, reduction.bad.offset if reduction.bad else None
+
+def _cut_by(executor: _Scripted, start: int, end: int, *, partitions: int = 1) -> tuple[int, int | None]:
+    """Where the batch ends, and the record the table is to pause before."""
+    found = TopicOffsets("t", "id", {number: PartitionOffsets(0, end) for number in range(partitions)})
+    hold = Hold(cast("Any", None), 1, Progress(T, "p", 1, 0))
+    services = Services(
+        cast("Any", SimpleNamespace(stop=StopFlag(), target=MemoryTarget(), failpoints=Failpoints(None))),
+        cast("Any", _Knows()),
+        right(FLAT_AVRO).table_config(T),
+        executor,
+    )
+    job = Changes(BatchPlan((OffsetRange("t", 0, start, end),), found), cast("Any", None))
+    reading = Reading(
+        job,
+        hold,
+        services,
+        Steps(services.context.failpoints, job.failpoints),
+        BatchSchema(hold, services),
+        Staging(hold),
+        Settled(SettledNames(), RowDecision()),
+    )
+    reduction = reading.reduced(job.plan, ExitStack())
+    return reduction.plan.ranges[0].end, reduction.bad.offset if reduction.bad else None
+
+
+def _cut(start: int, end: int, *, truncates: Sequence[int], bad: Sequence[int]) -> tuple[int, int | None]:
+    return _cut_by(_Scripted(truncates=truncates, bad=bad), start, end)
 
 
 def test_a_batch_ends_before_its_first_bad_record() -> None:
-    assert _Scripted(0, 9, truncates=[], bad=[5, 7]).cut() == (5, 5)
-    assert _Scripted(5, 9, truncates=[], bad=[5, 7]).cut() == (5, 5)
+    assert _cut(0, 9, truncates=[], bad=[5, 7]) == (5, 5)
+    assert _cut(5, 9, truncates=[], bad=[5, 7]) == (5, 5)
 
 
 def test_a_truncate_is_a_batch_by_itself() -> None:
-    assert _Scripted(0, 9, truncates=[4], bad=[]).cut() == (4, None)
-    assert _Scripted(4, 9, truncates=[4], bad=[]).cut() == (5, None)
-    assert _Scripted(5, 9, truncates=[4], bad=[]).cut() == (9, None)
+    assert _cut(0, 9, truncates=[4], bad=[]) == (4, None)
+    assert _cut(4, 9, truncates=[4], bad=[]) == (5, None)
+    assert _cut(5, 9, truncates=[4], bad=[]) == (9, None)
 
 
 def test_the_table_pauses_where_it_stands_right_before_the_bad_record() -> None:
@@ -84,7 +110,7 @@ def test_the_table_pauses_where_it_stands_right_before_the_bad_record() -> None:
     stops = []
     at: int = 0
     while True:
-        at, bad = _Scripted(at, 9, truncates=[2, 5], bad=[7]).cut()
+        at, bad = _cut(at, 9, truncates=[2, 5], bad=[7])
         stops.append(at)
         if bad is not None:
             break
@@ -92,40 +118,38 @@ def test_the_table_pauses_where_it_stands_right_before_the_bad_record() -> None:
 
 
 def test_a_bad_record_right_behind_a_truncate_is_told_of() -> None:
-    assert _Scripted(4, 9, truncates=[4], bad=[5]).cut() == (5, 5)
+    assert _cut(4, 9, truncates=[4], bad=[5]) == (5, 5)
 
 
 class _Heavy(_Scripted):
     """Three records are more than a task takes."""
 
-    def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        if plan.records >= 3:
+    def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:
+        if sum(part.end - part.start for part in task.ranges) >= 3:
             raise RangeTooLargeError("too large")
-        return super()._reduce_once(plan)
+        return super().run(task, reader, checkpoint=checkpoint)
 
 
 def test_a_batch_that_is_heavier_than_was_estimated_is_halved() -> None:
-    assert _Heavy(0, 9, truncates=[], bad=[]).cut() == (2, None)
-    assert _Heavy(0, 9, truncates=[], bad=[1]).cut() == (1, 1)
+    assert _cut_by(_Heavy(truncates=[], bad=[]), 0, 9) == (2, None)
+    assert _cut_by(_Heavy(truncates=[], bad=[1]), 0, 9) == (1, 1)
 
 
 class _Scattered(_Scripted):
     """A truncate at offset 4 of a topic with two partitions: a bad record where the batch's rules say so."""
 
     def __init__(self) -> None:
-        super().__init__(0, 9, truncates=[4], bad=[])
-        partitions = {number: PartitionOffsets(0, 9) for number in (0, 1)}
-        self._plan = replace(self._plan, found=TopicOffsets("t", "id", partitions))
+        super().__init__(truncates=[4], bad=[])
         self.allowed: list[bool] = []
 
-    def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        allowed = self._rules().truncates
+    def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:
+        allowed = task.plan.rules.truncates
         self.allowed.append(allowed)
         self._truncates, self._bad = ([4], []) if allowed else ([], [4])
-        return super()._reduce_once(plan)
+        return super().run(task, reader, checkpoint=checkpoint)
 
 
 def test_a_truncate_in_one_of_several_partitions_is_a_bad_record() -> None:
-    batch = _Scattered()
-    assert batch.cut() == (4, 4)
-    assert batch.allowed == [True, False, False]
+    executor = _Scattered()
+    assert _cut_by(executor, 0, 9, partitions=2) == (4, 4)
+    assert executor.allowed == [True, False, False]

@@ -121,6 +121,7 @@ SINKS: Final = (
     "batch",
     "plans",
     "schema_sources",
+    "jobs",
     "worker",
     "diff",
 )

@@ -26,9 +26,13 @@ from tidesink.sinks.batch import counts as batch_counts
 from tidesink.sinks.batch.context import StopRequestedError, may_pass
 from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.batch.cuts import topic_after
-from tidesink.sinks.batch.run import BatchOutcome, BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.row_ddl import RowDecision
+from tidesink.sinks.batch.schema_changes import SettledNames
 from tidesink.sinks.batch.shared_reads import TableRecords, Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Reduction, Settled, next_progress
+from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.run import BatchRun
 from tidesink.sinks.kafka.dead_letters import Chosen
 from tidesink.sinks.kafka.fetch import FetchRange, fetch, last_record
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, CheckedLogs, LeaderEpochs, _Look, follows
@@ -390,8 +394,8 @@ def test_records_that_go_by_are_known_to_the_batch_behind_them(log: LeaderEpochs
     assert task.reading.next_offsets() == {0: 10}
     assert task.reading.pass_by(plan, _Shared(LastRecord(19, 1)))
     assert task.reading.next_offsets() == {0: 20}
-    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
-    after = batch._following_progress(batch._plan, BatchSummary()).topics["t"].partitions[0]
+    batch_plan = task.reading.after_skipped(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)))
+    after = next_progress(task.runner.hold, batch_plan).topics["t"].partitions[0]
     assert (after.next_offset, after.last) == (20, LastRecord(19, 1))
 
 
@@ -400,19 +404,21 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
     log: LeaderEpochs, tmp_path: Path, epoch: int, *, counts: bool
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
-    batch = task.runner.batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
-    read = PartitionSummary(10, 19, last=LastRecord(19, epoch))
-    reduction = Reduction(
-        batch._plan,
-        cast(
-            "Any", SimpleNamespace(summary=BatchSummary(places={batch_counts.TopicPartition("t", 0): read}))
-        ),
-    )
-    progress = batch._next_progress(reduction)
-    assert batch._follows(progress) == counts
+    job, reduction = _read(task, BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), LastRecord(19, epoch))
+    run = BatchRun(job, task.runner.hold, task.runner.services)
+    assert run.follows(job.progress(reduction, task.runner.hold, task.runner.services)) == counts
     if not counts:
-        outcome = batch._applied(reduction)
-        assert (outcome.progress, outcome.account) == (batch._hold.progress, None)
+        outcome = run.applied(job, reduction)
+        assert (outcome.progress, outcome.account) == (task.runner.hold.progress, None)
+
+
+def _read(task: TableTask, plan: BatchPlan, last: LastRecord) -> tuple[Changes, Reduction]:
+    """A batch of changes that was read, and whose last record is known."""
+    job = Changes(task.reading.after_skipped(plan), KafkaSource(no_fetch))
+    read = PartitionSummary(plan.ranges[0].start, last.offset, last=last)
+    summary = BatchSummary(places={batch_counts.TopicPartition("t", 0): read})
+    results = cast("Any", SimpleNamespace(summary=summary))
+    return job, Reduction(job.plan, Settled(SettledNames(), RowDecision()), results)
 
 
 def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
@@ -422,16 +428,10 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     at = _at(100, LastRecord(99, 7))
     task = _task(log, tmp_path, at)
     plan = BatchPlan((OffsetRange("t", 0, 100, 150),), found(2, end=150))
-    read = PartitionSummary(100, 149, last=LastRecord(149, 2))
-    reduction = Reduction(
-        plan,
-        cast(
-            "Any", SimpleNamespace(summary=BatchSummary(places={batch_counts.TopicPartition("t", 0): read}))
-        ),
-    )
 
     def applied() -> BatchOutcome:
-        return task.runner.batch(plan, KafkaSource(no_fetch))._applied(reduction)
+        job, reduction = _read(task, plan, LastRecord(149, 2))
+        return BatchRun(job, task.runner.hold, task.runner.services).applied(job, reduction)
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None

@@ -16,16 +16,16 @@ from tests.unit.worker_bed import surroundings
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import SchemaRefusedError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.run import BatchPlan, Hold
+from tidesink.sinks.batch.context import Failpoints, StopFlag
 from tidesink.sinks.batch.schema_source import Renamed, SourceColumns
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Services
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import Pauses, SnapshotControl, change_control
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
-from tidesink.sinks.worker.replay import ReplayBatch, ReplayTask
+from tidesink.sinks.worker.replay import LettersJob, ReplayTask, replay_letters
 from tidesink.typemap.target_schema import shape_of
 
 TABLE = TableId("shop", "orders")
@@ -65,16 +65,18 @@ def _replay(decoding: _Renamed, **policies: str) -> None:
     table = MemoryTarget().open_table(SHAPE, pipeline="shop")
     claim = table.claim()
     found: Any = TopicOffsets("app", "id", {})
-    batch = ReplayBatch(
-        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES), stop=StopFlag())),
+    target = SimpleNamespace(capabilities=CAPABILITIES)
+    context = SimpleNamespace(target=target, stop=StopFlag(), failpoints=Failpoints(None))
+    replay_letters(
+        LettersJob(BatchPlan((), found), cast("Any", None), cast("Any", None)),
         Hold(table, claim.epoch, Progress(TABLE, "shop", claim.epoch, 0)),
-        cast("Any", decoding),
-        settings=right(changed(CANAL_JSON, **{"defaults__schema_changes": policies})).table_config(TABLE),
-        session=cast("Any", None),
-        plan=BatchPlan((), found),
-        reader=cast("Any", None),
+        Services(
+            cast("Any", context),
+            cast("Any", decoding),
+            right(changed(CANAL_JSON, **{"defaults__schema_changes": policies})).table_config(TABLE),
+            cast("Any", None),
+        ),
     )
-    batch.replay()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +101,8 @@ def test_a_replay_is_as_lenient_as_the_worker_while_a_snapshot_is_under_way(
     context = replace(surroundings(config, store=store), target=target)
     opened = OpenTable(context, "app", TABLE, TableCounters(), Pauses(TABLE))
     opened.hold = Hold(table, 1, Progress(TABLE, config.pipeline, 1, 3, snapshot=snapshot, bound=7))
-    opened.decoding = cast("Any", _Renamed())
-    found: Any = TopicOffsets("app", "id", {})
-    batch = ReplayTask(context, opened)._replay_batch(BatchPlan((), found), cast("Any", None))
-    assert (batch._hold.loads, batch._hold.bound) == (lenient, 7)
+    hold = ReplayTask(context, opened)._replay_hold()
+    assert (hold.loads, hold.bound) == (lenient, 7)
 
 
 @pytest.mark.parametrize(("decoding", "kind"), [(_Renamed(), "rename"), (_Truncated(), "truncate")])

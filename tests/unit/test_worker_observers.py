@@ -24,7 +24,7 @@ from tidesink.sinks.batch.observers import (
     Waiting,
     WorkerEvent,
 )
-from tidesink.sinks.batch.run import BatchOutcome
+from tidesink.sinks.jobs.base import BatchOutcome
 from tidesink.sinks.state.progress import Progress, TableState, TableStatus
 from tidesink.sinks.worker.counters import TableCounters
 

@@ -12,9 +12,9 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.run import BatchOutcome, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns
 from tidesink.sinks.batch.schema_source import Decoding
+from tidesink.sinks.jobs.base import BatchOutcome, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets, topic_progress
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
-from tidesink.sinks.batch.run import BatchOutcome, BatchPlan
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader
 from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, without_records
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -221,7 +221,7 @@ class TopicReading:
 
         They begin at the offsets at which the table continues to read its topic.
         """
-        return BatchPlan(tuple(part._replace(end=part.start) for part in self._available(offsets)), offsets)
+        return self.after_skipped(without_records(BatchPlan(tuple(self._available(offsets)), offsets)))
 
     def _available(self, offsets: TopicOffsets) -> list[OffsetRange]:
         """Return the range of records that can be read next in each partition.

@@ -8,10 +8,10 @@ newest change of each row. "Letter" below always means a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
-from tidesink.sinks.batch.counts import Account, BatchSummary, Truncate, account_of, greatest
+from tidesink.sinks.batch.counts import Account, BatchSummary, account_of
 from tidesink.sinks.batch.letters import (
     Bounds,
     EventKeys,
@@ -35,18 +35,25 @@ from tidesink.sinks.batch.letters import (
     sorted_letters,
 )
 from tidesink.sinks.batch.observers import ALIVE_SECONDS, Heartbeat, is_alive, seconds_since_beat
-from tidesink.sinks.batch.row_ddl import TableEmptiesError
-from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
-from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
-from tidesink.sinks.batch.source import (
-    KafkaRead,
-    KafkaSource,
-    RangeFrame,
-    RecordReader,
-    reduced_ranges,
-    translated_read_errors,
-)
+from tidesink.sinks.batch.source import KafkaRead, KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.jobs.base import (
+    Attempt,
+    BatchPlan,
+    Go,
+    Hold,
+    Inputs,
+    Job,
+    ReadingJob,
+    Reduction,
+    Services,
+    TaskRun,
+    Verdict,
+    next_batch,
+)
+from tidesink.sinks.jobs.changes import check_partitions, missed
+from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults, check_counted, released_on_error
+from tidesink.sinks.jobs.run import run_batch
 from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Letter, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
@@ -56,10 +63,8 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.spark.digests import named_keys, with_matches
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.state.progress import SnapshotProgress, TopicProgress
+from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.state.source_reads import SourceRead, Standing, standing_of
-from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.targets.modes import kept_shape
 from tidesink.sinks.worker.asked_keys import load_keys
 from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, read_controls
 from tidesink.sinks.worker.counters import TableCounters
@@ -76,7 +81,12 @@ from tidesink.sinks.worker.source_keys import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.sinks.batch.row_ddl import RowDecision
+    from tidesink.sinks.batch.schema_changes import SchemaDecision
+    from tidesink.sinks.batch.schema_source import Decoding
     from tidesink.sinks.spark.digests import ComparedColumn, Limit
+    from tidesink.sinks.state.progress import Progress
+    from tidesink.sinks.targets.base import ApplyResult, StagedPart
 
 
 @dataclass(frozen=True)
@@ -272,8 +282,9 @@ class ReplayTask:
         every = letters.letters(Chosen(pipeline, str(self.table), self.topic, topic_id=found.topic_id))
         following = self._following(chosen.first, progress, found)
         reader = LetterReader.of(self._context.source, letters.topic, chosen.ready, every, following)
-        plan = BatchPlan(_ranges(self.topic, chosen.first, progress), found)
-        done = self._context.retry(self.table).call(lambda: self._replay_batch(plan, reader).replay())
+        # The letters were read before, so the log is not asked whether it still has earlier records.
+        plan = BatchPlan(_ranges(self.topic, chosen.first, progress), found, follows=lambda *_: True)
+        done = self._context.retry(self.table).call(lambda: self._replay_letters(plan, reader))
         self._context.failpoints.reach("replayed")
         self._save_batch()
         self._context.retry(self.table).call(lambda: letters.settle(done.outcomes, table=self.table))
@@ -291,27 +302,27 @@ class ReplayTask:
             hold = self._opened.counters.life, self._opened.counters.epoch
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
 
-    def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
-        hold, decoding = self._opened.hold, self._opened.decoding
-        assert hold is not None and decoding is not None  # noqa: S101, PT018  (opened before)
-        context, progress = self._context, hold.progress
+    def _replay_letters(self, plan: BatchPlan, reader: LetterReader) -> Replayed:
+        opened = self._opened
+        assert opened.decoding is not None  # noqa: S101  (opened before)
+        # A letter that still cannot be decoded stays a dead letter, and does not stop the others.
+        settings = opened.settings.model_copy(update={"bad_record": "dead-letter"})
+        services = Services(self._context, opened.decoding, settings, SparkExecutor(opened.session))
+        job = LettersJob(plan, reader, opened.session, self._source_reads)
+        return replay_letters(job, self._replay_hold(), services)
+
+    def _replay_hold(self) -> Hold:
+        """Return the open table with the decisions of people and the state of its snapshot as of now."""
+        context, hold = self._context, self._opened.hold
+        assert hold is not None  # noqa: S101  (opened before)
         asked = read_controls(context.store, context.config.pipeline).get(self.table, NOTHING_ASKED)
         self._snapshot.asked = asked.snapshot
+        progress = hold.progress
         # The worker reads records that wait for a later bound again, including letters among them.
         bound = progress.bound
         loads = self._snapshot.is_under_way(progress)
         outside = self._snapshot.is_outside(progress, bound)
-        return ReplayBatch(
-            context,
-            replace(hold, accepted=asked.accepted, loads=loads, bound=bound, outside=outside),
-            decoding,
-            # A letter that still cannot be decoded stays a dead letter, and does not stop the others.
-            settings=self._opened.settings.model_copy(update={"bad_record": "dead-letter"}),
-            session=self._opened.session,
-            plan=plan,
-            reader=reader,
-            reads=self._source_reads,
-        )
+        return replace(hold, accepted=asked.accepted, loads=loads, bound=bound, outside=outside)
 
     def _bounds(self, progress: TopicProgress, offsets: TopicOffsets) -> dict[int, Bounds]:
         """Return the range of offsets per partition in which letters can be replayed.
@@ -478,127 +489,292 @@ class LettersToday(NamedTuple):
         return self.summary.applied + self.summary.superseded
 
 
-class ReplayBatch(Batch):
-    """Applies letters in one batch. An object runs once; a retry needs a new object.
+@dataclass(frozen=True)
+class LetterResults:
+    """The results of the tasks that read letters, and later records of the letters' rows.
 
-    ``reads``: the table's snapshots and resyncs. Letters must not overwrite their rows with older values.
+    Attributes:
+        found: The results of the last read.
+        today: The contents of the replayed letters.
+        chosen: The replayed letters.
+        left_out: Letters that are left out because of their events, by the reason (``standing_of_letter``).
     """
 
-    _letters: LettersToday
+    found: TaskResults
+    today: LettersToday
+    chosen: tuple[Letter, ...]
+    left_out: Mapping[str, Sequence[Letter]]
 
-    def __init__(
-        self, *parts: Any, reader: LetterReader, reads: Sequence[SourceRead] = (), **named: Any
-    ) -> None:
-        super().__init__(*parts, reader=reader, **named)
-        self._reads = reads
-        self._all = self._chosen = reader
-        # Letters that are left out because of their events, by the reason (``standing_of_letter``).
-        self._left_out: dict[str, list[Letter]] = {}
+    @property
+    def read(self) -> KafkaRead:
+        """Nothing: letters are counted in the dead-letter topic, and later records were counted before."""
+        return KafkaRead(0, 0)
 
-    def replay(self) -> Replayed:
-        """Apply the newest change of each row in the letters, and return counts and outcomes.
+    @property
+    def summary(self) -> BatchSummary:
+        """The counts of the last read."""
+        return self.found.summary
 
-        The newest change of a row may be in a later record of the topic and not in a letter. That change was
-        applied before, and is then applied again.
+    @property
+    def staged(self) -> tuple[StagedPart, ...] | None:
+        """None, because tasks must not stage the rows."""
+        return self.found.staged
 
-        Raises:
-            SourceError: the table was truncated after a letter, or Kafka cannot be read.
-            SchemaRefusedError: the letters need a schema change that waits for a user's decision.
-            TidesinkError: the target or the state store failed.
+    @property
+    def frame(self) -> DataFrame:
+        """The reduced rows."""
+        return self.found.frame
+
+    @property
+    def payloads(self) -> DataFrame | None:
+        """The packed rows, or None if ranges were reduced together."""
+        return self.found.payloads
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """The hashes of the keys of all rows to apply."""
+        return self.found.hashes
+
+    @property
+    def row_by_row_records(self) -> int:
+        """The number of records that the slower row codec decoded."""
+        return self.found.row_by_row_records
+
+    def release(self) -> None:
+        """Release the stored rows."""
+        self.found.release()
+
+
+@dataclass(frozen=True)
+class LettersJob(ReadingJob):
+    """Applies the newest change of each row in the letters.
+
+    The newest change of a row may be in a later record of the topic and not in a letter. That change was
+    applied before, and is then applied again.
+
+    Attributes:
+        plan: From the first letter of each partition to the table's offset. They do not change.
+        reader: Reads the letters, and later records.
+        session: The table's Spark session.
+        reads: The table's snapshots and resyncs. Letters must not overwrite their rows with older values.
+    """
+
+    plan: BatchPlan
+    reader: LetterReader
+    session: SparkSession = field(repr=False)
+    reads: Sequence[SourceRead] = ()
+
+    @property
+    def failpoints(self) -> Collection[str]:
+        """The steps of the read, and the last one before the commit. ``replayed`` takes the others' place."""
+        return ("read", "decoded", "reduced", "staged")
+
+    @property
+    def writes_letters(self) -> bool:
+        """False: a letter that cannot be decoded stays the letter that it is."""
+        return False
+
+    def catch_up(self, decoding: Decoding) -> None:
+        """Read schemas and DDL that must be known before the letters are decoded."""
+        decoding.catch_up(self.plan.ranges, self.plan.found)
+
+    def inputs(self, attempt: Attempt) -> Inputs:
+        """Return the letters, and later records.
+
+        Watermarks do not limit the task, because all its records were read before (``was_read``). Tasks must
+        not stage rows: the rows to write are known only after the second read.
         """
-        with translated_read_errors(self._plan.found.topic):
-            self._decoding.catch_up(self._plan.ranges, self._plan.found)
-            try:
-                reduction = self._reduced(self._plan)
-            except ChangesWaitError as exc:
-                raise self._waits(exc.pending[0]) from exc
-            except TableEmptiesError as exc:
-                raise SourceError(_TO_EMPTY, table=str(self._settings.table)) from exc
-        try:
-            if reduction.truncates:
-                self._refuse(reduction.summary.truncates[0])
-            return self._replayed(reduction)
-        finally:
-            reduction.release()
+        plan = attempt.plan
+        task = RangeTask.of(plan.ranges, plan.found.topic_id, attempt.decode_plan)
+        return Inputs(replace(task, was_read=True), self.reader, wish=None)
 
-    def _reduce_once(self, plan: BatchPlan) -> Reduction:
+    def read(self, run: TaskRun, hold: Hold, services: Services) -> LetterResults:
         """Decode the letters, and reduce them to the newest change of each row.
 
         The first read decodes only the letters, to find the keys of their rows. The second one reads the
         letters and the later records of the topic, and keeps only rows with these keys. The second read is
         skipped if the target stores each row's position, or if a letter has a schema that the decode plan
         does not have yet.
+
+        Raises:
+            ConfigError: the letters and the later records are larger than a task may hold in memory.
         """
-        # Tasks must not write files yet: the rows to write are known only after the second read.
-        self._stages = False
-        task = self._range_task(plan)
-        with self._step("read"):
-            self._chosen = reader = self._examined(task)
-            reduced = self._reduced_by(task, reader.letters)
-            with released_on_error(reduced.release):
-                self._letters = self._today(reduced)
-            if reader.following and not reduced.summary.unplanned:
-                reduced.release()
-                reduced = self._reduced_by(self._following(task), reader)
-        for done in ("decoded", "reduced"):  # the same tasks do both
-            self._context.failpoints.reach(done)
-        # Only letters count as read, and they are counted in the dead-letter topic.
-        return Reduction(plan, replace(reduced, read=KafkaRead(0, 0)))
+        table = services.settings.table
+        reader, left_out = _Examination(self, run.task, hold, services).result()
+        found = _results(run._replace(reader=reader.letters))
+        with released_on_error(found.release):
+            check_counted(found, table)
+            bad = faults_in(found.frame) if found.summary.bad else {}
+            today = LettersToday(found.summary, found.read.records, bad, found.hashes)
+        if reader.following and not found.summary.unplanned:
+            found.release()
+            found = _results(run._replace(task=_following(run.task, reader, today), reader=reader))
+        return LetterResults(found, today, reader.chosen, left_out)
 
-    def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the Spark task that reads the batch's records.
+    def accept(self, reduction: Reduction, hold: Hold, services: Services) -> Verdict:  # noqa: ARG002
+        """Decide if the letters can be applied as they were read.
 
-        Watermarks do not limit it, because all its records were read before (``was_read``).
+        Raises:
+            SourceError: the table was truncated after a letter.
         """
-        return replace(super()._range_task(plan), was_read=True)
+        again = missed(reduction, services)
+        if again is not None:
+            return again
+        check_partitions(reduction, services)
+        if reduction.truncates:
+            truncate = reduction.summary.truncates[0]
+            raise SourceError(
+                _EMPTIED.format(offset=truncate.offset),
+                topic=truncate.place.topic,
+                partition=truncate.place.partition,
+                offset=truncate.offset,
+            )
+        return Go()
 
-    def _examined(self, task: RangeTask) -> LetterReader:
-        """Return a reader of the letters that can be replayed. Put the other letters into ``_left_out``.
+    def emptied(self, rows: RowDecision, hold: Hold) -> Job:  # noqa: ARG002
+        """Refuse the replay until the worker has emptied the table.
+
+        Raises:
+            SourceError: always.
+        """
+        raise SourceError(_TO_EMPTY, table=str(hold.progress.table))
+
+    def applies(self, summary: BatchSummary) -> bool:
+        """Return False if no letter changes a row."""
+        return bool(summary.rows)
+
+    def progress(self, reduction: Reduction, hold: Hold, services: Services) -> Progress:  # noqa: ARG002
+        """Return the table's progress, with unchanged offsets."""
+        return next_batch(hold, reduction.summary.max_commit_ts)
+
+    def decided(self, decision: SchemaDecision) -> SchemaDecision:
+        """Return the decision without the columns to drop. The worker drops them."""
+        return replace(decision, drops=())
+
+    def account(
+        self,
+        reduction: Reduction,
+        result: ApplyResult | None,
+        rejected: int,  # noqa: ARG002
+        services: Services,
+    ) -> Account:
+        """Return the counts of the batch's events, which must add up (read = applied + other outcomes).
+
+        ``read`` is counted in the dead-letter topic. The tasks and the target count the other numbers.
+
+        Raises:
+            AccountingError: The target counts more or fewer rows than it was given.
+        """
+        results = reduction.results
+        assert isinstance(results, LetterResults)  # noqa: S101  (``read`` returns them)
+        _check_applied(reduction.summary, result, services)
+        count, today = len(results.chosen), results.today.summary
+        # letters whose records belong to another table by the current config
+        foreign = count - results.today.read
+        read = count + today.read - today.messages
+        if services.sequenced:
+            account = account_of(
+                reduction.summary,
+                kafka_records=count,
+                applied_rows=result.applied if result else 0,
+                rejected=today.bad,
+                stale_rows=result.stale if result else 0,
+            )
+            return replace(account, read=read, without_row=account.without_row + foreign)
+        stay, rows = _events_that_stay(results), results.today.rows
+        return Account(read, stay, rows - stay, today.read - rows - today.bad + foreign, today.bad)
+
+
+def _results(run: TaskRun) -> TaskResults:
+    try:
+        return run.results()
+    except RangeTooLargeError as exc:
+        # Smaller ranges would not help: the batch has the same letters.
+        raise ConfigError(_TOO_MANY.format(run.task.most_bytes >> 20), **exc.context) from exc
+
+
+def _following(task: RangeTask, reader: LetterReader, today: LettersToday) -> RangeTask:
+    """Return the task that reads the letters, and later changes of their rows."""
+    own = offsets_by_partition(reader.chosen)
+    partitions = {part.partition for part in task.ranges}
+    added = (part for part in reader.following if part.partition not in partitions)
+    return replace(task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(today.hashes), own))
+
+
+def _check_applied(summary: BatchSummary, result: ApplyResult | None, services: Services) -> None:
+    if result is not None and result.applied + result.stale != summary.rows:
+        raise AccountingError(
+            f"The batch had {summary.rows} rows to apply, but the target counts "
+            f"{result.applied} applied rows and {result.stale} rows that are older than the stored ones. "
+            "Compare the table with its source (`tidesink diff`), and report this as a bug.",
+            table=str(services.settings.table),
+        )
+
+
+def _events_that_stay(results: LetterResults) -> int:
+    """Return the number of rows to apply whose newest change is in a letter.
+
+    The newest change of the other rows is in a later record of the topic.
+    """
+    if not results.summary.rows:
+        return 0
+    own = {(letter.partition, letter.offset) for letter in results.chosen}
+    return sum(position in own for position in event_places(results.frame))
+
+
+@dataclass(frozen=True)
+class _Examination:
+    """Decides from the events of a job's letters which of them can be replayed.
+
+    ``task``: decodes the letters.
+    """
+
+    job: LettersJob
+    task: RangeTask
+    hold: Hold
+    services: Services
+
+    def result(self) -> tuple[LetterReader, Mapping[str, Sequence[Letter]]]:
+        """Return a reader of the letters that can be replayed, and the other letters by the reason.
 
         Letters are only examined with cuts, by their events' commit_ts, or after a snapshot that was limited
         to some rows, by their events' keys.
         """
-        bound, letters = self._hold.bound, self._all.chosen
-        asked = [
-            candidate for candidate in letters if bound is not None or limited_reads(candidate, self._reads)
-        ]
-        self._left_out = {}
+        bound, everything, reads = self.hold.bound, self.job.reader, self.job.reads
+        asked = [letter for letter in everything.chosen if bound is not None or limited_reads(letter, reads)]
         if not asked:
-            return self._all
-        events = self._events(task, tuple(asked))
+            return everything, {}
+        events = self._events(tuple(asked))
+        left_out = dict[str, list[Letter]]()
         for letter in asked:
             position = letter.partition, letter.offset
-            standing = standing_of_letter(letter, events.get(position, ()), self._reads, bound)
+            standing = standing_of_letter(letter, events.get(position, ()), reads, bound)
             if standing != "open":
-                self._left_out.setdefault(standing, []).append(letter)
-        out = {(excluded.partition, excluded.offset) for some in self._left_out.values() for excluded in some}
+                left_out.setdefault(standing, []).append(letter)
+        out = {(excluded.partition, excluded.offset) for some in left_out.values() for excluded in some}
         if not out:
-            return self._all
-        chosen = tuple(
-            candidate for candidate in letters if (candidate.partition, candidate.offset) not in out
-        )
-        return self._all.of_some(self._context.dead_letters().topic, chosen)
+            return everything, {}
+        chosen = tuple(letter for letter in everything.chosen if (letter.partition, letter.offset) not in out)
+        return everything.of_some(self.services.context.dead_letters().topic, chosen), left_out
 
-    def _events(
-        self, task: RangeTask, letters: tuple[Letter, ...]
-    ) -> Mapping[tuple[int, int], list[LetterEvent]]:
+    def _events(self, letters: tuple[Letter, ...]) -> Mapping[tuple[int, int], list[LetterEvent]]:
         """Return the row events of each letter, by the letter's partition and offset."""
-        table, keys = str(self._settings.table), EventKeys(task.plan)
-        limited = [read for read in self._reads if read.limited]
-        source = KafkaSource(LetterFetch.of(self._context.dead_letters().topic, letters))
-        with ExitStack() as opened, raised_task_errors(table=table):
-            session = self._session
+        context, name, task = self.services.context, self.services.settings.table, self.task
+        keys = EventKeys(task.plan)
+        limited = [read for read in self.job.reads if read.limited]
+        source = KafkaSource(LetterFetch.of(context.dead_letters().topic, letters))
+        with ExitStack() as opened, raised_task_errors(table=str(name)):
+            session = self.job.session
             columns: tuple[ComparedColumn, ...] = ()
             if limited:
-                missing = no_resync(self._settings.table)
-                shape = task.plan.shape
-                reader = opened.enter_context(open_target_reader(self._context, shape, missing=missing))
+                missing, shape = no_resync(name), task.plan.shape
+                reader = opened.enter_context(open_target_reader(context, shape, missing=missing))
                 session, columns = reader.session, compared_columns(reader, shape.key_columns)
             frame = source.over(session, task.ranges, keys, keys.ddl)
             if not limited:
                 frame = frame.selectExpr("partition", "offset", "commit_ts", _NO_MATCHES)
             else:
-                wanted = {read.number: self._wanted(task, read, columns, session) for read in limited}
+                wanted = {read.number: self._wanted(read, columns, session) for read in limited}
                 covered = {number: rows for number, rows in wanted.items() if rows is not None}
                 limited = [read for read in limited if read.number in covered]
                 frame = with_matches(frame, columns, [*covered.values()])
@@ -610,7 +786,7 @@ class ReplayBatch(Batch):
         return events
 
     def _wanted(
-        self, task: RangeTask, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
+        self, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
     ) -> DataFrame | tuple[Limit, ...] | None:
         """Return the keys, or the bounds of the key, to which a snapshot or resync was limited.
 
@@ -618,130 +794,42 @@ class ReplayBatch(Batch):
         changed.
         """
         if read.keys is None:
-            return limits_at_target(task.plan, read.where)
-        asked = load_keys(self._context.store, read.keys)
+            return limits_at_target(self.task.plan, read.where)
+        asked = load_keys(self.services.context.store, read.keys)
         names = [column.name for column in columns]
         if asked is None or {*names} != {*asked.columns}:
             return None
         return named_keys(session, [*asked.in_order_of(names)], columns)
 
-    def _reduced_by(self, task: RangeTask, reader: RecordReader) -> RangeFrame:
-        try:
-            return reduced_ranges(self._session, task, reader, checkpoint=self._checkpoints)
-        except RangeTooLargeError as exc:
-            # Smaller ranges would not help: the batch has the same letters.
-            raise ConfigError(_TOO_MANY.format(task.most_bytes >> 20), **exc.context) from exc
 
-    def _following(self, task: RangeTask) -> RangeTask:
-        own = offsets_by_partition(self._chosen.chosen)
-        partitions = {part.partition for part in task.ranges}
-        added = (part for part in self._chosen.following if part.partition not in partitions)
-        return replace(
-            task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(self._letters.hashes), own)
+def replay_letters(job: LettersJob, hold: Hold, services: Services) -> Replayed:
+    """Apply the newest change of each row in the letters, and return counts and outcomes.
+
+    Raises:
+        SourceError: the table was truncated after a letter, or Kafka cannot be read.
+        SchemaRefusedError: the letters need a schema change that waits for a user's decision.
+        TidesinkError: the target or the state store failed.
+    """
+    outcome = run_batch(job, hold, services)
+    if outcome.pending:
+        raise SchemaRefusedError(
+            "The letters need a change of the table's columns that waits for a decision "
+            f"({outcome.pending[0].change}). Start the worker. Once it reports the change, decide with "
+            "`tidesink ddl approve TABLE` or `tidesink ddl reject TABLE`.",
+            table=str(services.settings.table),
         )
-
-    def _today(self, reduced: RangeFrame) -> LettersToday:
-        self._check_counted(reduced)
-        bad = faults_in(reduced.frame) if reduced.summary.bad else {}
-        return LettersToday(reduced.summary, reduced.read.records, bad, reduced.hashes)
-
-    def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
-        return reduction
-
-    def _refuse(self, truncate: Truncate) -> None:
-        raise SourceError(
-            _EMPTIED.format(offset=truncate.offset),
-            topic=truncate.place.topic,
-            partition=truncate.place.partition,
-            offset=truncate.offset,
-        )
-
-    def _replayed(self, reduction: Reduction) -> Replayed:
-        result = self._write(reduction) if reduction.summary.rows else None
-        account = self._account(reduction, result)
-        account.check(table=str(self._settings.table))
-        bad, topic = self._letters.bad, self._plan.found
-        outcomes = tuple(
-            Outcome(topic.topic_id, topic.topic, *position, *bad.get(position, (None, None)))
-            for position in ((letter.partition, letter.offset) for letter in self._chosen.chosen)
-        )
-        left = self._left_out
-        settled = map(_dealt_with, left.get("settled", ()))
-        return Replayed(
-            account,
-            (*outcomes, *settled),
-            result.version if result else "",
-            *(len(left.get(name, ())) for name in ("settled", "unsure", "later")),
-        )
-
-    def _write(self, reduction: Reduction) -> ApplyResult:
-        """Commit the rows to the target in a batch that does not change the table's offsets.
-
-        Raises:
-            SchemaRefusedError: the letters need a schema change that waits for a user's decision.
-            AccountingError: the target counts more or fewer rows than it was given.
-        """
-        before = self._hold.progress
-        schema_decision = self._schema_decision(self._shape())
-        if schema_decision.pending:
-            raise self._waits(schema_decision.pending[0])
-        progress = replace(
-            before,
-            epoch=self._hold.epoch,
-            batch=before.batch + 1,
-            commit_ts=greatest([before.commit_ts, reduction.summary.max_commit_ts]),
-            snapshot=before.snapshot or (SnapshotProgress(()) if self._hold.loads else None),
-        )
-        self._context.stop.check()
-        self._context.store.record_progress(progress)
-        self._context.choices.keep(self._policy_choices(schema_decision), progress)
-        self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
-        result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
-        if result.applied + result.stale != reduction.summary.rows:
-            raise AccountingError(
-                f"The batch had {reduction.summary.rows} rows to apply, but the target counts "
-                f"{result.applied} applied rows and {result.stale} rows that are older than the stored ones. "
-                "Compare the table with its source (`tidesink diff`), and report this as a bug.",
-                table=str(self._settings.table),
-            )
-        return result
-
-    def _waits(self, pending: Pending) -> SchemaRefusedError:
-        return SchemaRefusedError(
-            f"The letters need a change of the table's columns that waits for a decision ({pending.change}). "
-            "Start the worker. Once it reports the change, decide with `tidesink ddl approve TABLE` or "
-            "`tidesink ddl reject TABLE`.",
-            table=str(self._settings.table),
-        )
-
-    def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
-        """Return the counts of the batch's events, which must add up (read = applied + other outcomes).
-
-        ``read`` is counted in the dead-letter topic. The tasks and the target count the other numbers.
-        """
-        letters, count = self._letters, len(self._chosen.chosen)
-        today = letters.summary
-        foreign = count - letters.read  # letters whose records belong to another table by the current config
-        read = count + today.read - today.messages
-        if self._sequenced:
-            account = account_of(
-                reduction.summary,
-                kafka_records=count,
-                applied_rows=result.applied if result else 0,
-                rejected=today.bad,
-                stale_rows=result.stale if result else 0,
-            )
-            return replace(account, read=read, without_row=account.without_row + foreign)
-        stay = self._events_that_stay(reduction)
-        others = today.read - letters.rows - today.bad
-        return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
-
-    def _events_that_stay(self, reduction: Reduction) -> int:
-        """Return the number of rows to apply whose newest change is in a letter.
-
-        The newest change of the other rows is in a later record of the topic.
-        """
-        if not reduction.summary.rows:
-            return 0
-        own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}
-        return sum(position in own for position in event_places(reduction.frame))
+    results = outcome.results
+    assert isinstance(results, LetterResults) and outcome.account is not None  # noqa: S101, PT018
+    bad, topic = results.today.bad, job.plan.found
+    outcomes = tuple(
+        Outcome(topic.topic_id, topic.topic, *position, *bad.get(position, (None, None)))
+        for position in ((letter.partition, letter.offset) for letter in results.chosen)
+    )
+    left = results.left_out
+    settled = map(_dealt_with, left.get("settled", ()))
+    return Replayed(
+        outcome.account,
+        (*outcomes, *settled),
+        outcome.version,
+        *(len(left.get(name, ())) for name in ("settled", "unsure", "later")),
+    )

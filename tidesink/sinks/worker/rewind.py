@@ -13,7 +13,7 @@ records two things:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
@@ -21,8 +21,7 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
 from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets
 from tidesink.sinks.state.progress import Progress, TopicProgress
@@ -138,23 +137,19 @@ def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
     return {"read_again": {str(n): list(offsets) for n, offsets in sorted(again.items())}} if again else {}
 
 
-class RewindBatch(Batch):
-    """Moves the table's stored offsets back to the requested ones. Runs once; a retry needs a new object.
+@dataclass(frozen=True)
+class Rewind(Job):
+    """Moves the table's stored offsets back to the requested ones.
 
-    ``number``: number of the rewind request.
+    ``plan``: the requested offsets, as empty ranges. ``number``: number of the rewind request.
     """
 
-    def __init__(self, *parts: Any, number: int, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self._number = number
+    plan: BatchPlan
+    number: int
 
-    def _outcome(self) -> BatchOutcome:
-        self._context.failpoints.reach("planned")
-        decision = self._schema_decision(self._shape())
-        if decision.pending:
-            return BatchOutcome(self._hold.progress, pending=decision.pending)
-        progress = self._following_progress(self._plan, BatchSummary())
-        offsets = {part.partition: part.start for part in self._plan.ranges}
-        reads = rewound(progress.source_reads, self._plan.found.topic, offsets)
-        progress = replace(progress, rewound=self._number, source_reads=reads)
-        return self._without_records(progress, decision, truncates=False)
+    def progress(self, hold: Hold, settled: Settled) -> Progress:  # noqa: ARG002
+        """Return the table's progress at the requested offsets."""
+        after = next_progress(hold, self.plan)
+        offsets = {part.partition: part.start for part in self.plan.ranges}
+        reads = rewound(after.source_reads, self.plan.found.topic, offsets)
+        return replace(after, rewound=self.number, source_reads=reads)

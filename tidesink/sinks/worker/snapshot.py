@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -33,17 +33,8 @@ from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary
 from tidesink.sinks.batch.cuts import is_outside
 from tidesink.sinks.batch.records import EventRules, TableDecoder
-from tidesink.sinks.batch.row_ddl import TableEmptiesError
-from tidesink.sinks.batch.run import (
-    Batch,
-    BatchOutcome,
-    BatchPlan,
-    Reduction,
-    released_on_error,
-)
 from tidesink.sinks.batch.schema_changes import ChangesWaitError
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source_rows import (
@@ -60,8 +51,24 @@ from tidesink.sinks.batch.source_rows import (
     source_plan,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
+from tidesink.sinks.jobs.base import (
+    Again,
+    Attempt,
+    BatchPlan,
+    Go,
+    Hold,
+    Inputs,
+    ReadingJob,
+    Reduction,
+    Services,
+    SinkWish,
+    TaskRun,
+    Verdict,
+    next_progress,
+)
+from tidesink.sinks.jobs.changes import check_partitions
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TopicProgress
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.state.source_reads import SourceRead, with_part
 from tidesink.sinks.worker.asked_keys import AskedKeys, forget_keys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -84,9 +91,10 @@ from tidesink.source_database.key_bounds import Bound, checked_bounds, from_list
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from tidesink.config.source import DatabaseSettings
+    from tidesink.sinks.batch.counts import BatchSummary
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.schema_changes import SchemaDecision
+    from tidesink.sinks.batch.schema_source import Decoding
+    from tidesink.sinks.jobs.executor import TaskResults
     from tidesink.sinks.targets.base import ReducedBatch
 
 _log = structlog.get_logger("tidesink.worker")
@@ -831,160 +839,173 @@ class Snapshot:
         return replace(snapshot, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
 
 
-class SnapshotBatch(Batch):
-    """Applies one part of a snapshot. An object runs once; a retry needs a new object.
+class PartSource(Protocol):
+    """Reads a part of a snapshot: rows of the source, or keys that only the target has (``worker.sweep``)."""
 
-    The batch reads no records from Kafka. Its offset ranges are empty, and begin at the offsets at which the
-    table's changes continue. ``part``: the part of the snapshot.
-    """
+    def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
+        """Return what the tasks read. It is read before the batch commits, and possibly more than once."""
 
-    def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self._part = part
 
-    def _outcome(self) -> BatchOutcome:
-        self._context.failpoints.reach("planned")
-        # The part's rows are newer than all DDL in the topic. So DDL that empties the table must come first.
-        self._decoding.catch_up(None, self._plan.found)
-        try:
-            reduction = self._reduced(self._plan)
-            with released_on_error(reduction.release), open_source_database(self._context.config) as database:
-                database.confirm_order(self._settings.table, self._part.stored)
-        except ChangesWaitError as exc:
-            return BatchOutcome(self._hold.progress, pending=exc.pending)
-        except TableEmptiesError as exc:
-            return self._emptied(exc.decision)
-        try:
-            return self._applied(reduction)
-        finally:
-            reduction.release()
+@dataclass(frozen=True)
+class StoredRows:
+    """Reads the rows of a part's key ranges or keys from the source database."""
 
-    def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
-        self._context.stop.check()
-        self._settle()
-        try:
-            reduction = self._reduce_once(plan)
-            # If a row does not fit, the known types of the table may be outdated. Learn them and try again.
-            missed = Missed(reduction.summary, (), plan.found)
-            with released_on_error(reduction.release):
-                again = reduction.summary.bad > 0 and self._decoding.learn(missed)
-            if again:
-                reduction.release()
-                reduction = self._reduce_once(plan)
-        except RangeTooLargeError as exc:
-            raise ConfigError(_TOO_LARGE, table=str(self._settings.table)) from exc
-        with released_on_error(reduction.release):
-            self._check_partitions(reduction.summary)
-            self._refuse_bad(reduction.summary)
-        return reduction
+    def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
+        """Return one range for each range of keys.
 
-    def _rules(self) -> EventRules:
-        """Return the rules for the batch's events, without the bound of a cut.
-
-        The bound does not apply, because cuts leave out a table with an unfinished snapshot.
+        A range's number takes the place of a partition, and a row's number that of an offset.
         """
-        return replace(super()._rules(), bound=None)
-
-    @property
-    def _checkpoints(self) -> bool:
-        """Return True if Spark must store the rows that it has read, so that they are not read again.
-
-        This is always so with cuts, because rows that are read again could be newer than the commit_ts that
-        ``_seen`` returns.
-        """
-        return super()._checkpoints or self._context.config.cuts is not None
-
-    def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the Spark task that reads the part's ranges from the database."""
-        database, stored, part = self._database(), self._part.stored, self._part
-        decode_plan, _ = source_plan(self._table_plan(), stored)
+        hold, services = attempt.hold, attempt.services
+        database, stored = services.context.config.source.database, part.stored
+        assert database is not None  # noqa: S101  (the part's bounds are from it)
+        decode_plan, _ = source_plan(attempt.decode_plan, stored)
         assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-        self._reader = SourceRows(
+        reader = SourceRows(
             database.url.get_secret_value(),
             decode_plan.decoder.stored,
             stored.key,
             stored.key_types,
             part.ranges,
             at_once=database.connections,
-            since=self._since(),
+            since=least_position(hold, services),
             constants=stored.constants,
             rows_per_second=database.range_rows_per_second,
             replica=database.replica,
         )
-        first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
+        first = log_offset(hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
-            OffsetRange(plan.found.topic, n, first, first + database.chunk_rows)
+            OffsetRange(attempt.plan.found.topic, n, first, first + database.chunk_rows)
             for n in range(len(part.ranges))
         ]
-        sink = self._row_sink(replace(plan, ranges=tuple(ranges)), decode_plan)
-        task = RangeTask.of(ranges, "", decode_plan, sink)
-        return task if self._history is None else replace(task, only=MatchingRows())
+        task = RangeTask.of(ranges, "", decode_plan)
+        if services.history is not None:
+            task = replace(task, only=MatchingRows())
+        # With cuts, rows that are read again could be newer than the commit_ts that the progress records.
+        return Inputs(task, reader, SinkWish.of(ranges), volatile=services.context.config.cuts is not None)
 
-    def _since(self) -> int | None:
-        """Return the lowest position (commit_ts) that the part's rows may have, or None if they need none.
 
-        Rows need positions with ``sequence_by: source`` and with ``mode: history``. The position must be
-        above the horizon, up to which the target may have removed tombstones (keys of deleted rows). A row
-        with a lower position could be a deleted row.
+def least_position(hold: Hold, services: Services) -> int | None:
+    """Return the lowest position (commit_ts) that a part's rows may have, or None if they need none.
+
+    Rows need positions with ``sequence_by: source`` and with ``mode: history``. The position must be above
+    the horizon, up to which the target may have removed tombstones (keys of deleted rows). A row with a lower
+    position could be a deleted row.
+    """
+    ordered = services.sequenced or services.history is not None
+    return (hold.horizon or 0) + 1 if ordered else None
+
+
+@dataclass(frozen=True)
+class PartJob(ReadingJob):
+    """Applies one part of a snapshot.
+
+    The batch reads no records from Kafka.
+
+    Attributes:
+        plan: The offsets at which the table's changes continue, as empty ranges.
+        part: The part of the snapshot.
+        source: Reads the part.
+    """
+
+    plan: BatchPlan
+    part: SnapshotPart
+    source: PartSource = StoredRows()
+
+    def catch_up(self, decoding: Decoding) -> None:
+        """Read all DDL in the topic.
+
+        The part's rows are newer than this DDL. So DDL that empties the table must come first.
         """
-        ordered = self._sequenced or self._history is not None
-        return (self._hold.horizon or 0) + 1 if ordered else None
+        decoding.catch_up(None, self.plan.found)
 
-    def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
-        batch = super()._reduced_batch(reduction, schema_decision)
-        if self._history is None:
-            return batch
-        return replace(batch, since=None, how=replace(batch.how, reads=True))
+    def rules(self, rules: EventRules) -> EventRules:
+        """Return the rules for the batch's events, without the bound of a cut.
 
-    def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return the progress in the table's topic, with unchanged offsets: the batch reads no records."""
-        return super()._topic_progress(plan, BatchSummary())
+        The bound does not apply, because cuts leave out a table with an unfinished snapshot.
+        """
+        return replace(rules, bound=None)
 
-    def _table_plan(self) -> DecodePlan:
-        """Return the table's current decode plan, with the settings of this batch."""
-        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
-        return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
+    def inputs(self, attempt: Attempt) -> Inputs:
+        """Return what the tasks read for the part."""
+        return self.source.inputs(self.part, attempt)
 
-    def _database(self) -> DatabaseSettings:
-        database = self._context.config.source.database
-        assert database is not None  # noqa: S101  (the part's bounds are from it)
-        return database
+    def read(self, run: TaskRun, hold: Hold, services: Services) -> TaskResults:
+        """Run the tasks.
 
-    def _refuse_bad(self, summary: BatchSummary) -> None:
-        """Check that the target can store all rows of the part.
+        Raises:
+            ConfigError: a key range is larger than a task may hold in memory.
+        """
+        try:
+            return super().read(run, hold, services)
+        except RangeTooLargeError as exc:
+            raise ConfigError(_TOO_LARGE, table=str(services.settings.table)) from exc
 
-        A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
+    def accept(self, reduction: Reduction, hold: Hold, services: Services) -> Verdict:  # noqa: ARG002
+        """Decide if the part can be applied as it was read.
 
         Raises:
             ChangesWaitError: a row does not fit the target's columns. Pending changes must be applied first,
                 because they may change the columns.
             ValueOutOfRangeError: a row does not fit the target's columns, although all changes that were
                 pending are applied.
+            KeyOrderError: the key or its order has changed in the database.
+        """
+        # If a row does not fit, the known types of the table may be outdated. Learn them and try again.
+        unfit = Missed(reduction.summary, (), reduction.plan.found)
+        if reduction.summary.bad and reduction.reads == 1 and services.decoding.learn(unfit):
+            return Again()
+        check_partitions(reduction, services)
+        self._refuse_bad(reduction.summary, services)
+        with open_source_database(services.context.config) as database:
+            database.confirm_order(services.settings.table, self.part.stored)
+        return Go()
+
+    def _refuse_bad(self, summary: BatchSummary, services: Services) -> None:
+        """Check that the target can store all rows of the part.
+
+        A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
         """
         if summary.bad_records:
-            if not self._part.is_last_try:
+            if not self.part.is_last_try:
                 raise ChangesWaitError(())
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
                 f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
                 f"at the source, or {LEAVE_OUT}.",
-                table=str(self._settings.table),
+                table=str(services.settings.table),
             )
 
-    def _next_progress(self, reduction: Reduction) -> Progress:
-        progress = super()._next_progress(reduction)
-        snapshot = replace(self._part.after(reduction.summary.read), seen=self._seen())
-        return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
+    def adjusted(self, batch: ReducedBatch) -> ReducedBatch:
+        """Return the batch for the target. In a history, its rows are marked as read from the source."""
+        if batch.how.history is None:
+            return batch
+        return replace(batch, since=None, how=replace(batch.how, reads=True))
 
-    def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
+    def progress(self, reduction: Reduction, hold: Hold, services: Services) -> Progress:
+        """Return the table's progress after the part, with unchanged offsets.
+
+        Raises:
+            ConfigError: with cuts, the database has no commit_ts.
+            SourceUnavailableError: with cuts, the database does not answer, or its commit_ts is below the
+                table's.
+        """
+        after = next_progress(hold, self.plan, commit_ts=reduction.summary.max_commit_ts)
+        after = replace(after, decided=reduction.settled.rows.decided)
+        snapshot = self.part.after(reduction.summary.read)
+        snapshot = replace(snapshot, seen=_seen(hold, services))
+        return replace(after, snapshot=snapshot, source_reads=self._source_reads(after, snapshot, services))
+
+    def _source_reads(
+        self, progress: Progress, snapshot: SnapshotProgress, services: Services
+    ) -> tuple[SourceRead, ...]:
         """Return the list of snapshots and resyncs in the table's progress, with this part added.
 
         The list decides which dead letters may be replayed. It is not changed unless the table has ``mode:
         upsert`` and ``sequence_by: kafka``, because other tables do not need it.
         """
-        if self._settings.mode != "upsert" or self._sequenced:
+        if services.settings.mode != "upsert" or services.sequenced:
             return progress.source_reads
-        part = self._part
+        part = self.part
         settles = snapshot.done and snapshot.sweep is not None
         read = SourceRead(snapshot.number, {}, settles, snapshot.keys, snapshot.where)
         # Rows that wait for a later bound of cuts are read again, from the first such row on.
@@ -995,16 +1016,13 @@ class SnapshotBatch(Batch):
         begins = part.before.after is None and not part.sweeps
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
-    def _seen(self) -> int | None:
-        """Return the database's commit_ts after the part's rows were read; None if the config has no cuts.
 
-        No row of the part is newer, so cuts at or after this commit_ts can include the table.
+def _seen(hold: Hold, services: Services) -> int | None:
+    """Return the database's commit_ts after a part's rows were read; None if the config has no cuts.
 
-        Raises:
-            ConfigError: the database has no commit_ts.
-            SourceUnavailableError: the database does not answer, or its commit_ts is below the table's.
-        """
-        if self._context.config.cuts is None:
-            return None
-        with open_source_database(self._context.config) as database:
-            return database.position(since=self._hold.progress.commit_ts or 0)
+    No row of the part is newer, so cuts at or after this commit_ts can include the table.
+    """
+    if services.context.config.cuts is None:
+        return None
+    with open_source_database(services.context.config) as database:
+        return database.position(since=hold.progress.commit_ts or 0)

@@ -13,18 +13,15 @@ If the worker is killed before this commit, the next worker decides again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 from tidesink.config import TableConfig
 from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.run import Batch, BatchOutcome, Hold
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
@@ -33,9 +30,11 @@ from tidesink.sinks.batch.schema_changes import (
     Pending,
     Policies,
     SchemaChange,
+    SchemaDecision,
     chosen_of,
 )
 from tidesink.sinks.batch.source_rows import OPTION
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -200,23 +199,15 @@ class SourceDdl:
             return ": ".join(obstacle)
         return snapshot_obstacle(config) or ""
 
-    def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
-        """Return a function that creates the batch that commits a decision.
-
-        If a resync follows, also store a request for it among the users' requests.
-
-        Raises:
-            StateStoreError: the store does not answer.
-        """
-        snapshot = self._snapshot(decision, progress)
-        return partial(SourceDdlBatch, decision=decision, snapshot=snapshot)
-
-    def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
+    def snapshot_after(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
         """Return the progress of the table's snapshot after a decision.
 
         If the decision is a resync, it is a new resync, whose request is also stored. If all rows are
         deleted, it is the present snapshot, marked as finished, because there is nothing more to read.
         Otherwise it is the present snapshot.
+
+        Raises:
+            StateStoreError: the store does not answer.
         """
         snapshot = progress.snapshot
         if decision.empties and snapshot is not None:
@@ -266,23 +257,28 @@ def _waiting(decisions: Sequence[tuple[SourceStatement, DecidedChange]], refusal
             yield Pending(decision.change, ("ignore",) if refusal else ("apply", "ignore"), reason)
 
 
-class SourceDdlBatch(Batch):
-    """Commits a decision about DDL in the table's progress. Runs once; a retry needs a new object.
+@dataclass(frozen=True)
+class DdlJob(Job):
+    """Commits a decision about DDL in the table's progress.
 
-    ``decision``: the decision. ``snapshot``: the progress of the table's snapshot after the decision, or None
-    if it does not change.
+    ``plan``: the offsets at which the table continues, as empty ranges. ``decision``: the decision.
+    ``snapshot``: the progress of the table's snapshot after the decision, or None if it does not change.
     """
 
-    def __init__(self, *parts: Any, decision: DdlDecision, snapshot: SnapshotProgress | None, **named: Any):
-        super().__init__(*parts, **named)
-        self._ddl_decision, self._snapshot = decision, snapshot
+    plan: BatchPlan
+    decision: DdlDecision
+    snapshot: SnapshotProgress | None
 
-    def _outcome(self) -> BatchOutcome:
-        self._context.failpoints.reach("planned")
-        decision = self._schema_decision(self._shape())
-        if decision.pending:
-            return BatchOutcome(self._hold.progress, pending=decision.pending)
-        decision = replace(decision, chosen={**decision.chosen, **self._ddl_decision.chosen})
-        progress = self._following_progress(self._plan, BatchSummary())
-        progress = replace(progress, ddl=self._ddl_decision.ddl, snapshot=self._snapshot or progress.snapshot)
-        return self._without_records(progress, decision, truncates=self._ddl_decision.empties)
+    @property
+    def empties(self) -> bool:
+        """True if the statements are applied by the deletion of all rows of the table."""
+        return self.decision.empties
+
+    def decided(self, decision: SchemaDecision) -> SchemaDecision:
+        """Return the decision on schema changes, to which the decisions of policies on the DDL are added."""
+        return replace(decision, chosen={**decision.chosen, **self.decision.chosen})
+
+    def progress(self, hold: Hold, settled: Settled) -> Progress:  # noqa: ARG002
+        """Return the table's progress, in which the statements are decided."""
+        after = next_progress(hold, self.plan)
+        return replace(after, ddl=self.decision.ddl, snapshot=self.snapshot or after.snapshot)

@@ -16,17 +16,15 @@ turns each record into a delete event. The keys have the target's types, so they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.errors import LEAVE_OUT, ValueOutOfRangeError
 from tidesink.events import Op, TableSchema
-from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.batch.source import checkpointed, fit_shuffle, unpacked_ranges
 from tidesink.sinks.batch.source_rows import (
     NumberedDecoder,
@@ -37,12 +35,13 @@ from tidesink.sinks.batch.source_rows import (
 )
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.jobs.base import Attempt, Inputs, SinkWish
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import task_number
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.worker.snapshot import SnapshotBatch, all_ranges, open_source_database
+from tidesink.sinks.worker.snapshot import SnapshotPart, all_ranges, least_position, open_source_database
 from tidesink.sinks.worker.source_keys import (
     WantedKeys,
     compared_columns,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.run import BatchPlan
     from tidesink.sinks.batch.tasks import Work
     from tidesink.sinks.spark.digests import ComparedColumn
 
@@ -139,53 +137,48 @@ class TargetKeys:
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
 
 
-class _Asked(NamedTuple):
-    """Keys of the target to look up in the source.
+@dataclass(frozen=True)
+class AbsentKeys:
+    """Reads the keys of a part that exist in the target but not in the source. They are deleted."""
 
-    ``plan``: the table's decode plan. ``columns``: the key columns, with the types in which keys of source
-    and target are compared. ``keys``: a frame with the keys. ``position``: the source's position (commit_ts)
-    before it is queried, or None if the deletes do not need a position.
+    def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
+        """Look up the part's keys in the source, and return the keys that it does not have.
+
+        Raises:
+            ValueOutOfRangeError: a row of the source cannot be stored in the target, so its key is unknown.
+        """
+        plan = attempt.decode_plan
+        deletes, topic = deletes_plan(plan), attempt.plan.found.topic
+        names = tuple(column.name for column in deletes.shape.key_columns)
+        look_up = _LookUp(part, attempt, _position(attempt))
+        reader = TargetKeys(names, look_up.only_at_target(), look_up.position)
+        task = RangeTask.of([OffsetRange(topic, 0, 0, 1)], "", deletes)
+        volatile = attempt.services.context.config.cuts is not None
+        return Inputs(task, reader, SinkWish.of(attempt.plan.ranges), volatile=volatile)
+
+
+def _position(attempt: Attempt) -> int | None:
+    """Return the source's current position (commit_ts), or None if the deletes do not need a position."""
+    since = least_position(attempt.hold, attempt.services)
+    if since is None:
+        return None
+    with open_source_database(attempt.services.context.config) as database:
+        return database.position(since=since)
+
+
+@dataclass(frozen=True)
+class _LookUp:
+    """Looks up the keys of one part in the source.
+
+    ``position``: the source's position (commit_ts) before it is queried, or None if the deletes do not need a
+    position.
     """
 
-    plan: DecodePlan
-    topic: str
-    columns: tuple[ComparedColumn, ...]
-    keys: DataFrame
+    part: SnapshotPart
+    attempt: Attempt
     position: int | None
 
-
-class SweepBatch(SnapshotBatch):
-    """Applies one part of the second phase of a resync. An object runs once; a retry needs a new object."""
-
-    def __init__(self, *parts: Any, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self._kept = ExitStack()
-
-    def _outcome(self) -> BatchOutcome:
-        with self._kept:
-            return super()._outcome()
-
-    def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Look up the part's keys in the source, and return the Spark task that deletes the missing keys."""
-        table_plan = self._table_plan()
-        deletes = deletes_plan(table_plan)
-        names = tuple(column.name for column in deletes.shape.key_columns)
-        position = self._position()
-        only = self._only_at_target(table_plan, plan.found.topic, position)
-        self._reader = TargetKeys(names, only, position)
-        return RangeTask.of(
-            [OffsetRange(plan.found.topic, 0, 0, 1)], "", deletes, self._row_sink(plan, deletes)
-        )
-
-    def _position(self) -> int | None:
-        """Return the source's current position (commit_ts), or None if the deletes do not need a position."""
-        since = self._since()
-        if since is None:
-            return None
-        with open_source_database(self._context.config) as database:
-            return database.position(since=since)
-
-    def _only_at_target(self, plan: DecodePlan, topic: str, position: int | None) -> DataFrame:
+    def only_at_target(self) -> DataFrame:
         """Return a frame with the keys of this part that exist in the target but not in the source.
 
         Raises:
@@ -193,52 +186,57 @@ class SweepBatch(SnapshotBatch):
         """
         from tidesink.sinks.spark.digests import HASH, keys_of, named_keys, within
 
-        key = plan.shape.key_columns
-        missing = no_resync(self._settings.table)
-        reader = self._kept.enter_context(open_target_reader(self._context, plan.shape, missing=missing))
+        plan, services, part = self.attempt.decode_plan, self.attempt.services, self.part
+        key, missing = plan.shape.key_columns, no_resync(services.settings.table)
+        reader = self.attempt.opened.enter_context(
+            open_target_reader(services.context, plan.shape, missing=missing)
+        )
         columns = compared_columns(reader, key)
-        sweep = self._part.before.sweep
+        sweep = part.before.sweep
         assert sweep is not None  # noqa: S101  (else there is no such batch)
-        fit_shuffle(reader.session, self._part.stored.rows // sweep.parts)
-        source, _ = source_plan(plan, self._part.stored)
-        limits = limits_of(source, from_lists(self._part.before.where), key_types(columns))
+        fit_shuffle(reader.session, part.stored.rows // sweep.parts)
+        source, _ = source_plan(plan, part.stored)
+        limits = limits_of(source, from_lists(part.before.where), key_types(columns))
         rows = within(reader.rows(key), columns, limits)
         target_keys = keys_of(rows, columns, part=sweep.done, parts=sweep.parts)
-        if self._part.keys is not None:
-            texts = [*self._part.keys.in_order_of(column.name for column in key)]
+        if part.keys is not None:
+            texts = [*part.keys.in_order_of(column.name for column in key)]
             target_keys = target_keys.join(
                 named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi"
             )
         keys = self._stored(target_keys)
-        asked = _Asked(plan, topic, columns, keys, position)
         try:
-            there = self._at_source(reader.session, asked, by_key=True)
+            there = self._at_source(reader.session, columns, keys, by_key=True)
         except ValueOutOfRangeError:
             # The source cannot be queried by a key of the target, and a retry would fail, too. Read all rows.
-            there = self._at_source(reader.session, asked, by_key=False)
+            there = self._at_source(reader.session, columns, keys, by_key=False)
         if there.where("bad").count():
-            raise ValueOutOfRangeError(_UNREADABLE, table=str(self._settings.table))
+            raise ValueOutOfRangeError(_UNREADABLE, table=str(services.settings.table))
         return keys.join(there.select(*HASH), [*HASH], "left_anti")
 
-    def _at_source(self, session: SparkSession, asked: _Asked, *, by_key: bool) -> DataFrame:
+    def _at_source(
+        self, session: SparkSession, columns: tuple[ComparedColumn, ...], keys: DataFrame, *, by_key: bool
+    ) -> DataFrame:
         """Return a frame with the hashes of the keys that the source has.
 
-        ``by_key``: True to look up only the keys in ``asked``. If False, or if the source cannot be queried
-        by these keys, all rows of the source are read.
+        ``columns``: the key columns, with the types in which keys of source and target are compared.
+        ``keys``: the keys of the target. ``by_key``: True to look up only these keys. If False, or if the
+        source cannot be queried by these keys, all rows of the source are read.
         """
         from tidesink.sinks.spark.digests import HASH, digests
 
-        config, stored = self._context.config, self._part.stored
-        plan, _ = source_plan(asked.plan, stored)
-        columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
-        ranges = partial(all_ranges, config, self._settings.table, stored)
-        wanted = ranges if columns is None else WantedKeys(columns, asked.keys)
-        task, source = source_task(config, plan, stored, asked.topic, wanted, since=asked.position)
+        config, stored = self.attempt.services.context.config, self.part.stored
+        plan, _ = source_plan(self.attempt.decode_plan, stored)
+        asked = key_columns(plan, stored.key, key_types(columns)) if by_key else None
+        ranges = partial(all_ranges, config, self.attempt.services.settings.table, stored)
+        wanted = ranges if asked is None else WantedKeys(asked, keys)
+        topic = self.attempt.plan.found.topic
+        task, source = source_task(config, plan, stored, topic, wanted, since=self.position)
         named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
-        values = (f"after.{quoted(column.name)}" for column in asked.columns)
-        rows = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
+        values = (f"after.{quoted(column.name)}" for column in columns)
+        rows = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), columns)
         return self._stored(rows.select(*HASH, "bad"))
 
     def _stored(self, frame: DataFrame) -> DataFrame:
         """Store the rows of a frame in Spark until the batch ends, so that they are computed only once."""
-        return checkpointed(frame, self._kept, table=str(self._settings.table))
+        return checkpointed(frame, self.attempt.opened, table=str(self.attempt.services.settings.table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -20,9 +20,12 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.observers import BatchStarted, TableReport
-from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, applied_event
-from tidesink.sinks.batch.source import RecordReader, fit_shuffle
+from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
+from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
+from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.executor import SparkExecutor
+from tidesink.sinks.jobs.run import applied_event, run_batch
 from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
     is_other_topic,
@@ -34,11 +37,17 @@ from tidesink.sinks.worker.control import Pauses, TableControl
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.reading import TopicReading
-from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, refused
-from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
-from tidesink.sinks.worker.source_ddl import SourceDdl
+from tidesink.sinks.worker.rewind import Rewind, Rewinds, refused
+from tidesink.sinks.worker.snapshot import (
+    KeyOrderError,
+    PartJob,
+    Snapshot,
+    SnapshotRefusedError,
+    StoredRows,
+)
+from tidesink.sinks.worker.source_ddl import DdlJob, SourceDdl
 from tidesink.sinks.worker.status import ReportedState, StatusDocuments
-from tidesink.sinks.worker.sweep import SweepBatch
+from tidesink.sinks.worker.sweep import AbsentKeys
 from tidesink.sinks.worker.turns import Findings, Step, TableFacts, next_step
 
 _log = structlog.get_logger("tidesink.worker")
@@ -72,29 +81,28 @@ class BatchRunner:
         self.context.listeners.hear(BatchStarted(self.opened.table, batch, records, left))
         return True
 
-    def run(
-        self, plan: BatchPlan, reader: RecordReader | None = None, make: Callable[..., Batch] = Batch
-    ) -> BatchOutcome:
-        """Run a batch, with retries. ``reader``: reads its records; from Kafka if None."""
-        source = reader if reader is not None else self.context.source
-        return self.context.retry(self.opened.table).call(lambda: self.batch(plan, source, make).run())
+    def run(self, job: Job | ReadingJob) -> BatchOutcome:
+        """Run the batch that a job describes, with retries."""
+        return self.context.retry(self.opened.table).call(lambda: self._run(job))
 
-    def batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
-        """Return the batch of a plan. Each try needs a new one."""
-        opened, reading = self.opened, self.reading
-        hold, decoding = opened.hold, opened.decoding
-        assert hold is not None and decoding is not None  # noqa: S101, PT018  (opened before)
-        fit_shuffle(opened.session, plan.records)
-        accepted, loads = opened.pauses.accepted, self.snapshot.is_under_way(hold.progress)
-        return make(
-            self.context,
-            replace(hold, accepted=accepted, loads=loads, bound=reading.bound, outside=reading.outside),
-            decoding,
-            settings=opened.settings,
-            session=opened.session,
-            plan=reading.after_skipped(plan),
-            reader=reader,
-        )
+    def _run(self, job: Job | ReadingJob) -> BatchOutcome:
+        fit_shuffle(self.opened.session, job.plan.records)
+        return run_batch(job, self.hold, self.services)
+
+    @property
+    def hold(self) -> Hold:
+        """The open table, with the decisions of people and the state of its snapshot as of now."""
+        hold, reading = self.opened.hold, self.reading
+        assert hold is not None  # noqa: S101  (opened before)
+        accepted, loads = self.opened.pauses.accepted, self.snapshot.is_under_way(hold.progress)
+        return replace(hold, accepted=accepted, loads=loads, bound=reading.bound, outside=reading.outside)
+
+    @property
+    def services(self) -> Services:
+        """The parts of the worker that the table's batches use."""
+        opened = self.opened
+        assert opened.decoding is not None  # noqa: S101  (opened before)
+        return Services(self.context, opened.decoding, opened.settings, SparkExecutor(opened.session))
 
     def take(self, outcome: BatchOutcome) -> None:
         """Update the table's progress, counters and state from the outcome of a batch.
@@ -239,7 +247,7 @@ class TableTurns:
             return
         left = max(0, self.reading.unapplied(plan.found) - plan.records)
         if self.runner.begin(plan.records, left=left):
-            self.runner.take(self.runner.run(plan, reader))
+            self.runner.take(self.runner.run(Changes(self.reading.after_skipped(plan), reader)))
 
     def _rewind(self, offsets: TopicOffsets) -> None:
         """Set the table's offsets back as a user requested, or refuse the request with a warning.
@@ -258,7 +266,7 @@ class TableTurns:
             if not self.runner.begin(0, left=self.reading.lag):
                 return
             self._rewind_ddl(plan)
-            outcome = self.runner.run(plan, make=partial(RewindBatch, number=asked.number))
+            outcome = self.runner.run(Rewind(self.reading.after_skipped(plan), asked.number))
             self.runner.take(outcome)
             if outcome.pending:
                 return
@@ -293,8 +301,8 @@ class TableTurns:
         if decision.pending:
             self.runner.take(BatchOutcome(hold.progress, pending=decision.pending))
         elif self.runner.begin(0, left=self.reading.lag):
-            make = self._retry.call(lambda: self.ddl.batch(decision, hold.progress))
-            self.runner.take(self.runner.run(self.reading.plan_nothing(offsets), make=make))
+            snapshot = self._retry.call(lambda: self.ddl.snapshot_after(decision, hold.progress))
+            self.runner.take(self.runner.run(DdlJob(self.reading.plan_nothing(offsets), decision, snapshot)))
         return True
 
     def _read_part(self, offsets: TopicOffsets) -> None:
@@ -320,9 +328,9 @@ class TableTurns:
             return
         started = BatchStarted(self.opened.table, progress.batch + 1, 0, self.reading.lag)
         self.context.listeners.hear(started)
-        kind = SweepBatch if part.sweeps else SnapshotBatch
+        job = PartJob(ranges, part, AbsentKeys() if part.sweeps else StoredRows())
         try:
-            outcome = self.runner.run(ranges, make=partial(kind, part=part))
+            outcome = self.runner.run(job)
         except KeyOrderError:
             # The next part is planned in the new order of the key.
             self.status.change("RUNNING")

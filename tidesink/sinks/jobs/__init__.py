@@ -1,0 +1,1 @@
+"""The batches of a table: jobs describe them, and one function runs them."""

@@ -1,0 +1,108 @@
+"""Executors: they run the tasks that read, decode and reduce a batch's records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tidesink.errors import AccountingError
+from tidesink.events import TableId
+from tidesink.sinks.batch.source import reduced_ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.counts import BatchSummary
+    from tidesink.sinks.batch.source import KafkaRead, RecordReader
+    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.targets.base import StagedPart
+
+
+class TaskResults(Protocol):
+    """The results of a batch's tasks (``batch.source.RangeFrame``)."""
+
+    @property
+    def summary(self) -> BatchSummary:
+        """The counts of the batch."""
+
+    @property
+    def read(self) -> KafkaRead:
+        """The amounts of data that were read from Kafka."""
+
+    @property
+    def staged(self) -> tuple[StagedPart, ...] | None:
+        """The tasks' reports about rows that they staged in the target. None if ``frame`` has the rows."""
+
+    @property
+    def frame(self) -> DataFrame:
+        """The reduced rows in the columns of ``batch.tasks.reduced_schema``."""
+
+    @property
+    def payloads(self) -> DataFrame | None:
+        """The packed rows of the tasks. None if they are staged, or if ranges were reduced together."""
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """The hashes of the keys of all rows to apply."""
+
+    @property
+    def row_by_row_records(self) -> int:
+        """The number of records that the slower row codec decoded."""
+
+    def release(self) -> None:
+        """Release the stored rows."""
+
+
+class Executor(Protocol):
+    """Runs the tasks of a batch. It is used by one thread at a time."""
+
+    def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
+        """Run a task on its ranges and return the results.
+
+        If the task's sink could not stage the rows of some range, the ranges are read again without the sink.
+
+        ``checkpoint``: True if each read of the results must return the same rows.
+
+        Raises:
+            RangeTooLargeError: A range is larger than a task may hold in memory.
+            TidesinkError: A task failed with this error.
+        """
+
+
+@dataclass(frozen=True)
+class SparkExecutor:
+    """Runs the tasks of a batch as a Spark job. ``session``: the table's Spark session."""
+
+    session: SparkSession
+
+    def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
+        """Run a task on its ranges in a Spark job and return the results."""
+        return reduced_ranges(self.session, task, reader, checkpoint=checkpoint)
+
+
+def check_counted(results: TaskResults, table: TableId) -> None:
+    """Check that the tasks counted each record that was read.
+
+    Raises:
+        AccountingError: The numbers differ.
+    """
+    if results.summary.messages != results.read.records:
+        raise AccountingError(
+            f"{results.read.records} records were read, but the tasks counted {results.summary.messages}. "
+            "Nothing was written. Report this with the log.",
+            table=str(table),
+        )
+
+
+@contextmanager
+def released_on_error(release: Callable[[], object]) -> Iterator[None]:
+    """Call ``release`` if the block raises an exception."""
+    try:
+        yield
+    except BaseException:
+        release()
+        raise
