@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import pytest
+from confluent_kafka import KafkaError, Message
 
+from tests.unit.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
 from tidesink.cli.status import cut_lines
-from tidesink.errors import ConfigError, SourceError
+from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
@@ -59,6 +62,58 @@ def test_an_offset_that_is_none_says_why(offset: dict[str, Any], reason: str) ->
     found = read_checkpoint(offset)
     assert isinstance(found, str)
     assert reason in found
+
+
+def _stored(offset: int, position: int, partition: int = 0) -> Message:
+    """A record of Kafka Connect's offsets topic."""
+    value = json.dumps({**_MARIADB, "pos": position}).encode()
+    return record(offset, partition, key=b'["bank", {"server": "bank"}]', value=value)
+
+
+def _checkpoints(consumer: ScriptedConsumer) -> ConnectorCheckpoints:
+    consumer.partitions = [0, 1]
+    return ConnectorCheckpoints(dict, TOPIC, "bank", read_checkpoint, open_client=consumer.opened)
+
+
+def test_a_look_without_the_ends_of_all_partitions_has_no_checkpoint() -> None:
+    consumer = ScriptedConsumer([[_stored(0, 4), end(1)], [], [end(0, 1)]])
+    checkpoints = _checkpoints(consumer)
+    checkpoints.look()
+    assert (checkpoints.newest, "partition 1" in checkpoints.reason) == (None, True)
+    checkpoints.look()
+    assert checkpoints.newest == Checkpoint(1 << 32 | 4, 1795758780.0)
+    # Whatever comes later is read in the same way, with or without an end.
+    consumer.calls = [[_stored(1, 9)], [_stored(2, 7), end(3)]]
+    checkpoints.look()
+    assert checkpoints.newest == Checkpoint(1 << 32 | 7, 1795758780.0)
+
+
+def test_a_look_in_which_a_partition_fails_has_no_checkpoint() -> None:
+    """The partition may hold a later record."""
+    consumer = ScriptedConsumer([[_stored(0, 4), end(1), end(0, 1)]])
+    checkpoints = _checkpoints(consumer)
+    checkpoints.look()
+    consumer.calls = [[_stored(1, 9), failure(KafkaError.NOT_LEADER_FOR_PARTITION, 1)]]
+    with pytest.raises(BrokerUnavailableError):
+        checkpoints.look()
+    assert checkpoints.newest is None
+    checkpoints.look()
+    assert checkpoints.newest == Checkpoint(1 << 32 | 9, 1795758780.0)
+
+
+def test_after_a_refusal_the_offsets_are_read_again_from_the_first() -> None:
+    """The records that came with it were lost."""
+    consumer = ScriptedConsumer([[_stored(0, 4), end(1), end(0, 1)]])
+    checkpoints = _checkpoints(consumer)
+    checkpoints.look()
+    consumer.calls = [[_stored(1, 9), failure(KafkaError.TOPIC_AUTHORIZATION_FAILED, 1)]]
+    with pytest.raises(SourceError, match="needs permission"):
+        checkpoints.look()
+    consumer.assigned, consumer.calls = [], [[_stored(0, 4), _stored(1, 9), end(2)], [], [end(0, 1)]]
+    checkpoints.look()
+    assert (consumer.assigned, checkpoints.newest) == ([(0, 0), (1, 0)], None)
+    checkpoints.look()
+    assert checkpoints.newest == Checkpoint(1 << 32 | 9, 1795758780.0)
 
 
 class _Broker:

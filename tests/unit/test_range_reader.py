@@ -6,92 +6,29 @@ A scripted consumer stands for librdkafka: each consume call returns the next li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from tests.unit.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
 from tidesink.cli.sources import Start, read_topic
 from tidesink.errors import BrokerUnavailableError, SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 
-TOPIC: Final = "t"
 Calls: TypeAlias = "list[list[Message]]"
 
 
-def record(offset: int, partition: int = 0, *, topic: str = TOPIC, time_ms: int = 0) -> Message:
-    return Message(topic, partition, offset, b"k", b"v", [], None, (1, time_ms))
-
-
-def end(offset: int, partition: int = 0) -> Message:
-    return failure(KafkaError._PARTITION_EOF, partition, offset)
-
-
-def failure(code: int, partition: int = 0, offset: int = -1) -> Message:
-    return Message(TOPIC, partition, offset, error=KafkaError(code))
-
-
-class _Consumer:
-    """Returns the scripted lists, then nothing. A consume call without messages takes its whole timeout."""
-
-    def __init__(self, calls: Iterable[list[Message]] = (), low: int = 0, high: int | None = None) -> None:
-        self.calls, self.low, self.high = list(calls), low, high
-        self.now, self.is_closed = 0.0, False
-        self.asked: list[int] = []
-        self.assigned: list[tuple[int, int]] = []
-        self.dropped: list[int] = []
-        self.paused: list[int] = []
-        self.partitions = [0]
-        self.error_cb: Callable[[KafkaError], None] = lambda _error: None
-
-    def opened(self, _kind: object, _properties: object, own: Mapping[str, Any], **_more: Any) -> _Consumer:
-        self.error_cb = own["error_cb"]
-        return self
-
-    def assign(self, places: list[TopicPartition]) -> None:
-        self.assigned = [(place.partition, place.offset) for place in places]
-
-    def incremental_unassign(self, places: list[TopicPartition]) -> None:
-        self.dropped += [place.partition for place in places]
-
-    def pause(self, places: list[TopicPartition]) -> None:
-        self.paused += [place.partition for place in places]
-
-    def resume(self, places: list[TopicPartition]) -> None:
-        for place in places:
-            self.paused.remove(place.partition)
-
-    def consume(self, most: int, timeout: float) -> list[Message]:
-        self.asked.append(most)
-        messages = self.calls.pop(0) if self.calls else []
-        self.now += 0.0 if messages else timeout
-        return messages
-
-    def get_watermark_offsets(self, _place: TopicPartition, timeout: float) -> tuple[int, int]:
-        self.now += timeout if self.high is None else 0.0
-        if self.high is None:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return self.low, self.high
-
-    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
-        listed = SimpleNamespace(error=None, partitions=dict.fromkeys(self.partitions))
-        return SimpleNamespace(topics={topic: listed}, timeout=timeout)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 def reader(
-    consumer: _Consumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
+    consumer: ScriptedConsumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
 ) -> RangeReader:
     opened = AssignedConsumer({"bootstrap.servers": "b"}, {"group.id": "g"}, open_client=consumer.opened)
     return RangeReader(opened, TOPIC, ranges, limits or ReadLimits(), clock=lambda: consumer.now)
 
 
 def read(
-    consumer: _Consumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
+    consumer: ScriptedConsumer, ranges: Mapping[int, OffsetBounds], limits: ReadLimits | None = None
 ) -> list[Any]:
     """All offsets of the ranges, with their partitions if there are several."""
     wanted = reader(consumer, ranges, limits)
@@ -122,33 +59,33 @@ def read(
     ],
 )
 def test_a_range_is_complete_at_its_end_or_at_the_partitions(calls: Calls, offsets: list[int]) -> None:
-    consumer = _Consumer(calls)
+    consumer = ScriptedConsumer(calls)
     assert read(consumer, {0: OffsetBounds(3, 7)}) == offsets
     assert (consumer.assigned, consumer.calls, consumer.dropped) == ([(0, 3)], [], [])
 
 
 def test_no_more_records_are_asked_for_than_the_range_has() -> None:
-    consumer = _Consumer([[record(3), record(4)], [record(5), record(6)]])
+    consumer = ScriptedConsumer([[record(3), record(4)], [record(5), record(6)]])
     read(consumer, {0: OffsetBounds(3, 7)})
     assert consumer.asked == [4, 2]
 
 
 def test_a_complete_partition_is_no_longer_read_beside_others() -> None:
-    consumer = _Consumer([[record(0), record(0, 1)], [record(1), record(2), record(1, 1), end(2, 1)]])
+    consumer = ScriptedConsumer([[record(0), record(0, 1)], [record(1), record(2), record(1, 1), end(2, 1)]])
     ranges = {0: OffsetBounds(0, 2), 1: OffsetBounds(0, 2), 2: OffsetBounds(5, 5)}
     assert read(consumer, ranges) == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert (consumer.assigned, consumer.dropped) == ([(0, 0), (1, 0)], [0])
 
 
 def test_an_empty_range_asks_for_nothing() -> None:
-    consumer = _Consumer()
+    consumer = ScriptedConsumer()
     assert read(consumer, {0: OffsetBounds(3, 3)}) == []
     assert (consumer.assigned, consumer.asked) == ([], [])
 
 
 def test_a_silent_partition_is_named_though_others_have_records() -> None:
     others: Calls = [call for n in range(70) for call in ([record(n)], [])]
-    consumer = _Consumer([[record(4, 1)], *others])
+    consumer = ScriptedConsumer([[record(4, 1)], *others])
     with pytest.raises(BrokerUnavailableError, match="did not answer for 60 seconds") as caught:
         read(consumer, {0: OffsetBounds(0, 100), 1: OffsetBounds(4, 9)})
     assert caught.value.context == {"topic": TOPIC, "partition": 1, "offset": 5}
@@ -156,7 +93,7 @@ def test_a_silent_partition_is_named_though_others_have_records() -> None:
 
 
 def test_a_callers_own_time_and_a_pause_are_no_silence() -> None:
-    consumer = _Consumer()
+    consumer = ScriptedConsumer()
     wanted = reader(consumer, {0: OffsetBounds(0, 9), 1: OffsetBounds(0, 9)})
     wanted.pause(1)
     for offset in range(8):
@@ -174,15 +111,17 @@ def test_a_callers_own_time_and_a_pause_are_no_silence() -> None:
 
 def test_errors_that_may_pass_are_named_by_a_later_silence_and_forgotten_with_a_record() -> None:
     passing = failure(KafkaError.NOT_LEADER_FOR_PARTITION)
-    assert read(_Consumer([[passing], [passing, record(0)], [record(1)]]), {0: OffsetBounds(0, 2)}) == [0, 1]
+    assert read(
+        ScriptedConsumer([[passing], [passing, record(0)], [record(1)]]), {0: OffsetBounds(0, 2)}
+    ) == [0, 1]
     with pytest.raises(BrokerUnavailableError, match="NOT_LEADER_FOR_PARTITION"):
-        read(_Consumer([[record(0)], [passing]]), {0: OffsetBounds(0, 2)})
+        read(ScriptedConsumer([[record(0)], [passing]]), {0: OffsetBounds(0, 2)})
     with pytest.raises(BrokerUnavailableError, match=r"60 seconds\. ") as caught:
-        read(_Consumer([[passing], [record(0)]]), {0: OffsetBounds(0, 2)})
+        read(ScriptedConsumer([[passing], [record(0)]]), {0: OffsetBounds(0, 2)})
     assert caught.value.context["offset"] == 1
     # Nothing joins a group.
     group = failure(KafkaError.GROUP_AUTHORIZATION_FAILED)
-    assert read(_Consumer([[group], [record(0)]]), {0: OffsetBounds(0, 1)}) == [0]
+    assert read(ScriptedConsumer([[group], [record(0)]]), {0: OffsetBounds(0, 1)}) == [0]
 
 
 @pytest.mark.parametrize(
@@ -195,15 +134,17 @@ def test_errors_that_may_pass_are_named_by_a_later_silence_and_forgotten_with_a_
     ],
 )
 def test_other_errors_of_a_partition_are_raised_at_once(code: int, remedy: str, text: str) -> None:
-    consumer = _Consumer([[record(0), failure(code)]])
+    consumer = ScriptedConsumer([[record(0), failure(code)]])
     with pytest.raises(SourceError, match=text) as caught:
         read(consumer, {0: OffsetBounds(0, 9)})
     assert (caught.value.remedy, consumer.now) == (remedy, 0)
     assert caught.value.context == {"topic": TOPIC, "partition": 0, "offset": 1}
     # Not of a partition that was read to its end, and not once all were.
-    assert read(_Consumer([[record(0), failure(code), failure(code, -1)]]), {0: OffsetBounds(0, 1)}) == [0]
+    assert read(
+        ScriptedConsumer([[record(0), failure(code), failure(code, -1)]]), {0: OffsetBounds(0, 1)}
+    ) == [0]
     ranges = {0: OffsetBounds(0, 1), 1: OffsetBounds(0, 1)}
-    assert read(_Consumer([[record(0), failure(code)], [record(0, 1)]]), ranges) == [(0, 0), (1, 0)]
+    assert read(ScriptedConsumer([[record(0), failure(code)], [record(0, 1)]]), ranges) == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +152,7 @@ def test_other_errors_of_a_partition_are_raised_at_once(code: int, remedy: str, 
     [(KafkaError._AUTHENTICATION, 11), (KafkaError._UNKNOWN_TOPIC, 2), (KafkaError._ALL_BROKERS_DOWN, 61)],
 )
 def test_an_error_of_the_client_may_be_left_over_and_counts_after_a_while(code: int, seconds: int) -> None:
-    consumer = _Consumer([[record(0)]])
+    consumer = ScriptedConsumer([[record(0)]])
     wanted = reader(consumer, {0: OffsetBounds(0, 2)})
     consumer.error_cb(KafkaError(code))
     assert len(wanted.consume(9)) == 1
@@ -229,13 +170,13 @@ def test_an_error_of_the_client_may_be_left_over_and_counts_after_a_while(code: 
     ],
 )
 def test_an_offset_that_kafka_no_longer_has_is_an_error(low: int, high: int | None, text: str) -> None:
-    consumer = _Consumer([[failure(KafkaError._AUTO_OFFSET_RESET)]], low, high)
+    consumer = ScriptedConsumer([[failure(KafkaError._AUTO_OFFSET_RESET)]], low, high)
     with pytest.raises(SourceError, match=rf"Offsets from 3 on {text}.*Nothing was skipped\. Do X\."):
         read(consumer, {0: OffsetBounds(3, 9)}, ReadLimits(expired="Do X."))
 
 
 def test_a_partition_that_ends_before_the_range_lost_records() -> None:
-    consumer = _Consumer([[record(0), end(1)]])
+    consumer = ScriptedConsumer([[record(0), end(1)]])
     with pytest.raises(
         SourceError, match=r"ends at offset 1, but .* offset 9 .*recreated\. Do X\."
     ) as caught:
@@ -244,11 +185,11 @@ def test_a_partition_that_ends_before_the_range_lost_records() -> None:
     assert not isinstance(caught.value, SourceUnavailableError)
     # The end may be that of a broker that lags.
     late: Calls = [[end(1)], [], [record(1)], *[[] for _ in range(9)], [end(2)], [], [record(2)]]
-    assert read(_Consumer([[record(0)], *late]), {0: OffsetBounds(0, 3)}) == [0, 1, 2]
+    assert read(ScriptedConsumer([[record(0)], *late]), {0: OffsetBounds(0, 3)}) == [0, 1, 2]
 
 
 def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
-    consumer = _Consumer([[record(0), end(1)]], high=1)
+    consumer = ScriptedConsumer([[record(0), end(1)]], high=1)
     wanted = reader(consumer, {0: OffsetBounds(0)})
     assert wanted.unreached == {0}
     assert len(wanted.consume(9)) == 1
@@ -269,7 +210,7 @@ def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
 
 def test_an_error_that_may_pass_is_taken_once() -> None:
     passing = failure(KafkaError.LEADER_NOT_AVAILABLE, 1)
-    consumer = _Consumer([[passing, record(0)], [passing], [end(0, 1)]])
+    consumer = ScriptedConsumer([[passing, record(0)], [passing], [end(0, 1)]])
     wanted = reader(consumer, {0: OffsetBounds(0), 1: OffsetBounds(0)}, ReadLimits(silence=math.inf))
     assert len(wanted.consume(9)) == 1
     taken = wanted.take_error()
@@ -280,7 +221,7 @@ def test_an_error_that_may_pass_is_taken_once() -> None:
 
 
 def test_a_client_that_refuses_an_assignment_is_an_error_of_the_range() -> None:
-    class _Refusing(_Consumer):
+    class _Refusing(ScriptedConsumer):
         def assign(self, _places: list[TopicPartition]) -> None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -288,7 +229,7 @@ def test_a_client_that_refuses_an_assignment_is_an_error_of_the_range() -> None:
         reader(_Refusing(), {0: OffsetBounds(0, 1)})
 
 
-def _command(consumer: _Consumer, start: Start, **more: Any) -> Iterable[tuple[int, int]]:
+def _command(consumer: ScriptedConsumer, start: Start, **more: Any) -> Iterable[tuple[int, int]]:
     properties = {"bootstrap.servers": "b:9092"}
     messages = read_topic(properties, TOPIC, start=start, open_client=consumer.opened, **more)
     return ((message.partition, message.offset) for message in messages)
@@ -297,7 +238,7 @@ def _command(consumer: _Consumer, start: Start, **more: Any) -> Iterable[tuple[i
 def test_a_command_merges_partitions_by_time() -> None:
     first = [record(n, 0, time_ms=10 * n) for n in range(3)]
     second = [record(n, 1, time_ms=10 * n + 5) for n in range(3)]
-    consumer = _Consumer([[*first, *second]], high=3)
+    consumer = ScriptedConsumer([[*first, *second]], high=3)
     consumer.partitions = [0, 1]
     assert list(_command(consumer, Start("earliest"))) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
     assert consumer.is_closed
@@ -310,7 +251,7 @@ def test_a_command_merges_partitions_by_time() -> None:
 
 def test_a_command_gives_up_on_a_partition_that_stays_silent() -> None:
     """Its leader is down, or does not send what it says to have."""
-    consumer = _Consumer([[record(4)]], low=4, high=9)
+    consumer = ScriptedConsumer([[record(4)]], low=4, high=9)
     with pytest.raises(BrokerUnavailableError, match="Check that the brokers run") as caught:
         list(_command(consumer, Start("earliest"), limits=ReadLimits(silence=0.01)))
     expected = {"topic": TOPIC, "partition": 0, "offset": 5, "brokers": "b:9092"}

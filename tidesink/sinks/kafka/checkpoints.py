@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidesink.errors import SourceError
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import OpenClient, open_client
 from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
@@ -58,6 +58,7 @@ class ConnectorCheckpoints:
     """Reads the checkpoints of one Debezium connector, and the end offsets of topics. For one thread.
 
     ``read``: converts a stored offset to a checkpoint, or returns the reason why it is none, as text.
+    ``open_client``: opens the consumers.
 
     Attributes:
         newest: The last checkpoint; None if no checkpoint is known yet.
@@ -70,10 +71,12 @@ class ConnectorCheckpoints:
         topic: str,
         connector: str,
         read: Callable[[Mapping[str, Any]], Checkpoint | str],
+        *,
+        open_client: OpenClient = open_client,
     ) -> None:
         self.newest: Checkpoint | None = None
         self.reason = ""
-        self._properties = properties
+        self._properties, self._open_client = properties, open_client
         self._topic, self._connector, self._read_offset = topic, connector, read
         self._opened: AssignedConsumer | None = None
         self._reader: RangeReader | None = None
@@ -125,7 +128,7 @@ class ConnectorCheckpoints:
             return offsets
         with translated_kafka_errors():
             if self._asks is None:
-                self._asks = open_client(Consumer, self._properties(), _ENDS)
+                self._asks = self._open_client(Consumer, self._properties(), _ENDS)
             # Refreshes the partitions and leaders that the consumer uses.
             self._asks.list_topics(timeout=TIMEOUT_SECONDS)
             for answer in self._asks.offsets_for_times(asked, timeout=TIMEOUT_SECONDS):
@@ -144,7 +147,7 @@ class ConnectorCheckpoints:
     def _begin(self) -> RangeReader:
         """Open the consumer if necessary, and begin to read the topic from its first record on."""
         if self._opened is None:
-            self._opened = AssignedConsumer(self._properties(), _READS)
+            self._opened = AssignedConsumer(self._properties(), _READS, open_client=self._open_client)
         numbers = self._partitions(self._opened.consumer)
         return RangeReader(self._opened, self._topic, dict.fromkeys(numbers, OffsetBounds(0)), _LIMITS)
 
