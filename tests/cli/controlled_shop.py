@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
+from tidesink.sinks.batch.control import NOTHING_ASKED, TableControl, read_controls
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
 from tidesink.sinks.state.progress import TableState, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl, read_controls
 
 ORDERS = TableId("shop", "orders")
 ADDED = Pending(SchemaChange("add", "label", after="varchar(9)"), ("apply", "ignore"))

@@ -11,9 +11,9 @@ import pytest
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
 from tidesink.config.fields import ChangePolicy
 from tidesink.events import TableId
+from tidesink.sinks.batch.control import TableControl
 from tidesink.sinks.batch.schema_changes import Pending, PolicyChoices, SchemaChange
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
-from tidesink.sinks.worker.control import TableControl
 
 ITEMS = TableId("shop", "items")
 RETYPED = Pending(SchemaChange("type", "price", "int", "string"), reason="no type holds both")

@@ -17,10 +17,10 @@ from tests.servers import create_topics
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
+from tidesink.sinks.batch.control import RewindControl, read_controls
 from tidesink.sinks.kafka.offsets import KafkaOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import RewindControl, read_controls
 
 pytestmark = pytest.mark.servers
 ORDERS: Final = TableId("shop", "orders")

@@ -25,16 +25,16 @@ from tidesink.cli.snapshot import _change
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TableStatus
-from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
-from tidesink.sinks.worker.control import (
+from tidesink.sinks.batch.control import (
     NOTHING_ASKED,
     RewindControl,
     SnapshotControl,
     change_control,
     read_controls,
 )
+from tidesink.sinks.snapshots.asked_keys import AskedKeys, load_keys
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
 
 ORDERS = TableId("shop", "orders")
 DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"

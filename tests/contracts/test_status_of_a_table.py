@@ -21,12 +21,12 @@ from tidesink.cli.table_plans import plan_of
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.context import Failpoints
+from tidesink.sinks.batch.control import TableControl
 from tidesink.sinks.batch.shared_reads import Limits
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.sharing import quote_identifier
-from tidesink.sinks.worker.control import TableControl
 from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from tidesink.codecs.flat_avro.codec import encode_delete_marker
 from tidesink.config import load_config
 from tidesink.errors import SourceError
 from tidesink.events import Op, TableId
+from tidesink.sinks.batch.control import Pauses
 from tidesink.sinks.kafka.compaction import CaughtUp
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
@@ -33,7 +34,6 @@ from tidesink.sinks.state.progress import PartitionProgress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import Pauses
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from tidesink.cli.main import app
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.control import TableControl, change_control
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

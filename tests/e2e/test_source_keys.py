@@ -20,9 +20,9 @@ from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.snapshots.source_keys import KeyColumn, KeyedTask, key_columns
 from tidesink.sinks.spark.digests import ComparedColumn, digests
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.sinks.worker.source_keys import KeyColumn, KeyedTask, key_columns
 from tidesink.source_database import database
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.mysql import stored_table

@@ -28,7 +28,7 @@ from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.worker.snapshot import all_ranges
+from tidesink.sinks.snapshots.parts import all_ranges
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, stored_table
 from tidesink.source_database.mysql import create_statement

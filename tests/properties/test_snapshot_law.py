@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidesink.sinks.batch.source_rows import KeyRange, log_offset
+from tidesink.sinks.snapshots.parts import SnapshotPart
 from tidesink.sinks.state.progress import SnapshotProgress, Sweep
-from tidesink.sinks.worker.snapshot import SnapshotPart
 from tidesink.source_database.base import StoredTable
 
 KEYS: Final = range(6)

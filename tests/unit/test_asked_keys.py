@@ -12,8 +12,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
-from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.asked_keys import (
+from tidesink.sinks.snapshots.asked_keys import (
     MOST_CHARACTERS,
     MOST_KEYS,
     AskedKeys,
@@ -23,6 +22,7 @@ from tidesink.sinks.worker.asked_keys import (
     read_report,
     store_keys,
 )
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.source_database.base import StoredTable
 
 PIPELINE = "shop"

@@ -19,6 +19,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import MISSED, PLACE, Pauses
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
@@ -26,7 +27,6 @@ from tidesink.sinks.kafka.offsets import NO_ID, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask

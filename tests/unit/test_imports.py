@@ -122,6 +122,7 @@ SINKS: Final = (
     "plans",
     "schema_sources",
     "jobs",
+    "snapshots",
     "worker",
     "diff",
 )

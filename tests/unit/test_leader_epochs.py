@@ -24,6 +24,7 @@ from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
 from tidesink.sinks.batch import counts as batch_counts
 from tidesink.sinks.batch.context import StopRequestedError, may_pass
+from tidesink.sinks.batch.control import NOTHING_ASKED, Pauses, RewindControl
 from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.row_ddl import RowDecision
@@ -48,7 +49,6 @@ from tidesink.sinks.state.progress import (
 )
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, RewindControl
 from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.replay import ReplayTask

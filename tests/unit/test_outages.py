@@ -35,6 +35,7 @@ from tidesink.errors import (
 from tidesink.events import LOGICAL_BITS, TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.control import RewindControl, change_control
 from tidesink.sinks.batch.observers import Heartbeat, Listeners
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -42,7 +43,6 @@ from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOf
 from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import RewindControl, change_control
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.status import AGAIN_SECONDS, LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
 from tidesink.sinks.worker.table_task import TableTask

@@ -12,6 +12,12 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.control import (
+    RewindControl,
+    TableControl,
+    change_control,
+    read_controls,
+)
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
@@ -25,12 +31,6 @@ from tidesink.sinks.kafka.rewind import (
 )
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import (
-    RewindControl,
-    TableControl,
-    change_control,
-    read_controls,
-)
 from tidesink.sinks.worker.rewind import Rewinds, again_only, rewind_details
 
 ORDERS: Final = TableId("shop", "orders")

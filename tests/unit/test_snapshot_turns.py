@@ -15,18 +15,18 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.records import RecordedColumns
 from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
-from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import SnapshotControl, change_control
-from tidesink.sinks.worker.snapshot import (
+from tidesink.sinks.snapshots.parts import (
     Snapshot,
     SnapshotPart,
     SnapshotRefusedError,
     SourceDatabase,
     next_rounds,
 )
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
 

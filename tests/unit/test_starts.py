@@ -22,13 +22,13 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SchemaRefusedError, StateStoreError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import PLACE
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import PLACE
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.starts import Start, known_start, resolved
 from tidesink.sinks.worker.table_task import TableTask

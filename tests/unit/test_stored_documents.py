@@ -25,12 +25,24 @@ from tests.unit.test_starts import _found, _start
 from tidesink.cli.open_letters import note_open
 from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.control import (
+    PLACE,
+    Decision,
+    RewindControl,
+    SnapshotControl,
+    TableControl,
+    accept_restored,
+    change_control,
+    check_not_restored,
+    store_decisions,
+)
 from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.batch.schema_changes import KnownColumns, PolicyChoices
 from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, TopicTables
 from tidesink.sinks.kafka.dead_letters import RecordGroup
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, PartitionOffsets, TopicGrowth, TopicOffsets
 from tidesink.sinks.schema_sources.database_types import DatabaseColumns, DatabaseTypes
+from tidesink.sinks.snapshots.asked_keys import AskedKeys, store_keys
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import (
     DdlProgress,
@@ -47,19 +59,7 @@ from tidesink.sinks.state.progress import (
 from tidesink.sinks.state.source_reads import SourceRead, Span
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.stream.table import StoreLedger, sent_result
-from tidesink.sinks.worker.asked_keys import AskedKeys, store_keys
 from tidesink.sinks.worker.continuity import FirstRecords
-from tidesink.sinks.worker.control import (
-    PLACE,
-    Decision,
-    RewindControl,
-    SnapshotControl,
-    TableControl,
-    accept_restored,
-    change_control,
-    check_not_restored,
-    store_decisions,
-)
 
 TABLE: Final = TableId("sh.op", "ördérs")
 PRICE: Final = Column("Price", ColumnType("decimal", precision=None, sql="decimal"))

@@ -13,11 +13,7 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import AccountingError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.state.progress import TableStatus
-from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.control import (
+from tidesink.sinks.batch.control import (
     BROKEN,
     MOST_DECISIONS,
     NOTHING_ASKED,
@@ -30,6 +26,10 @@ from tidesink.sinks.worker.control import (
     read_decisions,
     store_decisions,
 )
+from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.table_task import TableTask
 
 ORDERS, ITEMS = TableId("shop", "orders"), TableId("a.b", 'c"d')

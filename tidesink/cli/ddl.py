@@ -41,8 +41,8 @@ from tidesink.errors import ConfigError, NotKeptError, nearest
 from tidesink.events import TableId, fold_name
 
 if TYPE_CHECKING:
+    from tidesink.sinks.batch.control import TableControl
     from tidesink.sinks.state.progress import TableStatus
-    from tidesink.sinks.worker.control import TableControl
 
 app = typer.Typer(
     help="Schema changes that wait for a decision, and DDL events.",
@@ -394,7 +394,7 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
 
 
 def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy, now: float) -> None:
-    from tidesink.sinks.worker.control import Decision, store_decisions
+    from tidesink.sinks.batch.control import Decision, store_decisions
 
     with worked_with(config) as store:
         decisions = [Decision(entry.table, policy, now, entry.change) for entry in decided]
@@ -428,8 +428,8 @@ def _changes(
     Changes that wait come first, then changes that people decided, then those that the config's policies
     decided.
     """
+    from tidesink.sinks.batch.control import NOTHING_ASKED, read_controls, read_decisions
     from tidesink.sinks.batch.schema_changes import read_choices
-    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions
 
     if not statuses:
         return []

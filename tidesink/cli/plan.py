@@ -518,8 +518,8 @@ def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan
 
     The reason comes from the table's status, because planning does not connect to the target.
     """
+    from tidesink.sinks.batch.control import PLACE
     from tidesink.sinks.targets.base import Limit
-    from tidesink.sinks.worker.control import PLACE
 
     left = left_to_spark(status) if status is not None else ""
     if status is None or not left or status.details.get(PLACE) != entry.path:

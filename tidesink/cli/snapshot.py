@@ -47,9 +47,9 @@ from tidesink.events import fold_name
 
 if TYPE_CHECKING:
     from tidesink.events import TableId
+    from tidesink.sinks.batch.control import SnapshotControl, TableControl
+    from tidesink.sinks.snapshots.asked_keys import AskedKeys
     from tidesink.sinks.state.progress import StateStore
-    from tidesink.sinks.worker.asked_keys import AskedKeys
-    from tidesink.sinks.worker.control import SnapshotControl, TableControl
     from tidesink.source_database.key_bounds import Bound
 
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source database while they change.")
@@ -173,7 +173,7 @@ def _start_within(
     config: Config, names: list[str], where: str, start: _Start, output: OutputFormat, word: str
 ) -> None:
     """Request a snapshot or resync of a key range, after checking ``where`` against the source's key."""
-    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.sinks.snapshots.parts import open_source_database
     from tidesink.source_database.key_bounds import checked_bounds, parse_bounds
 
     bounds = parse_bounds(where)
@@ -190,7 +190,7 @@ def _start_within(
 
 def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
     """Request a resync of the keys in a report of ``tidesink diff``. Skips tables that have no key in it."""
-    from tidesink.sinks.worker.asked_keys import read_report
+    from tidesink.sinks.snapshots.asked_keys import read_report
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
@@ -214,8 +214,8 @@ def _resync_given(
     config: Config, names: list[str], given: list[str], output: OutputFormat, now: float
 ) -> None:
     """Request a resync of the keys on the command line, whose columns are checked in the source database."""
-    from tidesink.sinks.worker.asked_keys import given_keys
-    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.sinks.snapshots.asked_keys import given_keys
+    from tidesink.sinks.snapshots.parts import open_source_database
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
@@ -233,7 +233,7 @@ def _resync_given(
 
 def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:
     """Request a resync of some keys of a table. Replaces the keys of the table's last request."""
-    from tidesink.sinks.worker.asked_keys import forget_keys, store_keys
+    from tidesink.sinks.snapshots.asked_keys import forget_keys, store_keys
 
     name = store_keys(store, config.pipeline, table, asked)
     before = _change(store, config, table, start._replace(keys=name).of)
@@ -252,7 +252,7 @@ def _check_contradiction(store: StateStore, config: Config, table: TableId, chan
     Raises:
         ConfigError: a rewind is requested, or the new request would replace a resync that deletes rows.
     """
-    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+    from tidesink.sinks.batch.control import NOTHING_ASKED, read_controls
 
     control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
     _refuse_contradiction(store, config, table, control, change(control.snapshot, 0))
@@ -350,7 +350,7 @@ def _shown_snapshots(
 
     Such a request is shown in place of the table's earlier snapshot, with the state ``requested``.
     """
-    from tidesink.sinks.worker.control import read_controls
+    from tidesink.sinks.batch.control import read_controls
 
     with store_if_there(config) as store:
         if store is None:
@@ -406,7 +406,7 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
     Raises:
         ConfigError: a table does not exist.
     """
-    from tidesink.sinks.worker.control import read_controls
+    from tidesink.sinks.batch.control import read_controls
 
     pipeline = config.pipeline
     recorded = [*(status.table for status in store.statuses(pipeline)), *read_controls(store, pipeline)]
@@ -444,7 +444,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
     Raises:
         ConfigError: a new request contradicts another request to the table.
     """
-    from tidesink.sinks.worker.control import SnapshotControl, change_control
+    from tidesink.sinks.batch.control import SnapshotControl, change_control
 
     before = after = SnapshotControl()
     status = store.status_of(config.pipeline, table)

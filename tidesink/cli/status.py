@@ -43,9 +43,9 @@ from tidesink.sinks.state.failures import Failure, failure_in
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
     from tidesink.config.source import SourceSettings
+    from tidesink.sinks.batch.control import Controls, RewindControl, SnapshotControl, TableControl
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import Progress, StateStore, TableStatus
-    from tidesink.sinks.worker.control import Controls, RewindControl, SnapshotControl, TableControl
     from tidesink.sinks.worker.cuts import CutStatus
 
 
@@ -356,7 +356,7 @@ def unbegun_snapshots(
 
 def snapshot_request(store: StateStore, asked: SnapshotControl) -> SnapshotRequest:
     """Return a stored request for a snapshot or resync with its number of keys."""
-    from tidesink.sinks.worker.asked_keys import load_keys
+    from tidesink.sinks.snapshots.asked_keys import load_keys
 
     keys = load_keys(store, asked.keys) if asked.keys is not None else None
     return SnapshotRequest(asked, len(keys.keys) if keys is not None else None)
@@ -402,7 +402,7 @@ class _Stored(NamedTuple):
 
     @classmethod
     def _read(cls, config: Config, store: StateStore) -> _Stored:
-        from tidesink.sinks.worker.control import read_controls
+        from tidesink.sinks.batch.control import read_controls
 
         pipeline = config.pipeline
         # Requests are read before the statuses, so that a request which the worker handles in between is not
@@ -900,7 +900,7 @@ def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
 
 def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
     """Return the wrong counts and the possibly missing deletes that stop a table, from its status."""
-    from tidesink.sinks.worker.control import BROKEN, MISSED
+    from tidesink.sinks.batch.control import BROKEN, MISSED
 
     details = status.details if status is not None else {}
     return [details[kind] for kind in (BROKEN, MISSED) if kind in details]
@@ -912,7 +912,7 @@ def ask_tables(
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
     """Store a request for each table. If a table's request is not possible, no request is stored."""
-    from tidesink.sinks.worker.control import change_control
+    from tidesink.sinks.batch.control import change_control
 
     with worked_with(config) as store:
         statuses = {status.table: status for status in store.statuses(config.pipeline)}
@@ -979,7 +979,7 @@ def accept_restored(
     Use this command after you restored the target from a backup. The next worker reads the records since the
     backup again from Kafka. After another restore, run the command again.
     """
-    from tidesink.sinks.worker.control import accept_restored
+    from tidesink.sinks.batch.control import accept_restored
 
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store:

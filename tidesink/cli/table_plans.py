@@ -73,8 +73,8 @@ from tidesink.typemap.target_schema import (
 )
 
 if TYPE_CHECKING:
+    from tidesink.sinks.snapshots.parts import SourceDatabase
     from tidesink.sinks.state.progress import StateStore
-    from tidesink.sinks.worker.snapshot import SourceDatabase
     from tidesink.source_database.base import StoredTable
 
 _TEXTS: Final = frozenset({"string", "text", "longtext"})
@@ -323,7 +323,7 @@ def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[Ta
     if not loads_quiet_tables(config):
         return
     from tidesink.sinks.batch.source_rows import OPTION
-    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.sinks.snapshots.parts import open_source_database
     from tidesink.source_database.database import stored_tables, translated
     from tidesink.source_database.mysql import create_statement
 
@@ -416,7 +416,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
                 continue
             if database is None:
                 # Imported here because this module imports Spark's tasks, which take a second to load.
-                from tidesink.sinks.worker.snapshot import open_source_database
+                from tidesink.sinks.snapshots.parts import open_source_database
 
                 database = closing.enter_context(open_source_database(config))
             try:

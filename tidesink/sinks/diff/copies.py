@@ -18,9 +18,9 @@ from tidesink.events import folding
 from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.diff.comparison import ComparedSides, TableComparison, at_target_alone
 from tidesink.sinks.diff.table_copy import TableCopy
+from tidesink.sinks.snapshots.source_keys import compared_columns, is_ranged
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.sharing import quote_text
-from tidesink.sinks.worker.source_keys import compared_columns, is_ranged
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.key_bounds import OPTION, checked_bounds
 from tidesink.typemap.target_schema import TargetColumn, quoted, wider_ddl

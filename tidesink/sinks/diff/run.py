@@ -31,10 +31,8 @@ from tidesink.sinks.diff.comparison import (
 )
 from tidesink.sinks.diff.copies import CopyComparison
 from tidesink.sinks.diff.table_copy import REFUSED, TableCopy, Tell
-from tidesink.sinks.spark.session import session_of
-from tidesink.sinks.worker.run import assembled
-from tidesink.sinks.worker.snapshot import all_ranges, open_source_database
-from tidesink.sinks.worker.source_keys import (
+from tidesink.sinks.snapshots.parts import all_ranges, open_source_database
+from tidesink.sinks.snapshots.source_keys import (
     KeyedRows,
     WantedKeys,
     compared_columns,
@@ -43,6 +41,8 @@ from tidesink.sinks.worker.source_keys import (
     limits_of,
     source_task,
 )
+from tidesink.sinks.spark.session import session_of
+from tidesink.sinks.worker.run import assembled
 from tidesink.source_database.key_bounds import checked_bounds
 from tidesink.typemap.target_schema import quoted
 

@@ -21,9 +21,9 @@ from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.snapshots.source_keys import open_target_reader
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import TableReader
-from tidesink.sinks.worker.source_keys import open_target_reader
 from tidesink.sinks.worker.starts import known_start
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The worker: its main loop, one task per table, snapshots, cuts, users' requests, and replay."""
+"""The worker: its main loop, one task per table, cuts, and replay."""

@@ -14,6 +14,7 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, SourceError, with_table
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import Pauses, Unaccepted
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, cut_error
 from tidesink.sinks.kafka.offsets import (
@@ -26,7 +27,6 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import LastRecord, StateStore, TopicProgress
-from tidesink.sinks.worker.control import Pauses, Unaccepted
 
 _FIRST_RECORDS: Final = DocumentKind("first-records", dict[int, FirstRecord])
 NO_RECORDS: Final[Mapping[int, LastRecord]] = {}

@@ -28,9 +28,9 @@ from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.batch.source import SparkReader
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
+from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.spark.session import start_thread
-from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.source_database.database import stored_tables, translated
 
 if TYPE_CHECKING:

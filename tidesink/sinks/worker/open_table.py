@@ -12,6 +12,7 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import Pauses, check_not_restored
 from tidesink.sinks.batch.schema_changes import KnownColumns
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.jobs.base import BatchOutcome, Hold
@@ -22,7 +23,6 @@ from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import Pauses, check_not_restored
 from tidesink.sinks.worker.counters import TableCounters, Tombstones
 from tidesink.sinks.worker.starts import Start
 

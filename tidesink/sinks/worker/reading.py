@@ -24,11 +24,11 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     waiting_records,
 )
+from tidesink.sinks.snapshots.parts import Snapshot
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.continuity import late_start
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.rewind import again_only
-from tidesink.sinks.worker.snapshot import Snapshot
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 

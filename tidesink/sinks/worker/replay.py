@@ -20,6 +20,7 @@ from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
+from tidesink.sinks.batch.control import NOTHING_ASKED, Pauses, read_controls
 from tidesink.sinks.batch.counts import Account, BatchSummary, account_of
 from tidesink.sinks.batch.letters import (
     Bounds,
@@ -61,22 +62,21 @@ from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
     topic_progress,
 )
-from tidesink.sinks.spark.digests import named_keys, with_matches
-from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.state.progress import TopicProgress
-from tidesink.sinks.state.source_reads import SourceRead, Standing, standing_of
-from tidesink.sinks.worker.asked_keys import load_keys
-from tidesink.sinks.worker.control import NOTHING_ASKED, Pauses, read_controls
-from tidesink.sinks.worker.counters import TableCounters
-from tidesink.sinks.worker.open_table import OpenTable
-from tidesink.sinks.worker.run import assembled
-from tidesink.sinks.worker.snapshot import Snapshot
-from tidesink.sinks.worker.source_keys import (
+from tidesink.sinks.snapshots.asked_keys import load_keys
+from tidesink.sinks.snapshots.parts import Snapshot
+from tidesink.sinks.snapshots.source_keys import (
     compared_columns,
     limits_at_target,
     no_resync,
     open_target_reader,
 )
+from tidesink.sinks.spark.digests import named_keys, with_matches
+from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.state.progress import TopicProgress
+from tidesink.sinks.state.source_reads import SourceRead, Standing, standing_of
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
+from tidesink.sinks.worker.run import assembled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

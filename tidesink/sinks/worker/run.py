@@ -34,6 +34,7 @@ from tidesink.sinks.batch.context import (
     signals_kept,
     stop_on_signals,
 )
+from tidesink.sinks.batch.control import Requests, TableControl
 from tidesink.sinks.batch.observers import (
     Heartbeat,
     Listener,
@@ -53,7 +54,6 @@ from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.worker.bounds import open_bounds
-from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps

@@ -22,6 +22,7 @@ from tidesink.config import TableConfig
 from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
@@ -36,9 +37,8 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
-from tidesink.sinks.worker.control import SnapshotControl, change_control
-from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.source_database.database import stored_table, translated
 
 # The connector sends to several partitions at once, so a statement may reach Kafka before earlier rows do. A

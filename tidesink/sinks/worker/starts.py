@@ -27,10 +27,10 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import PLACE
 from tidesink.sinks.kafka.offsets import NO_STARTS, KafkaOffsets, Starts, TopicOffsets, is_other_topic
 from tidesink.sinks.state.documents import DocumentKind, list_key
 from tidesink.sinks.state.progress import Rank, StateStore
-from tidesink.sinks.worker.control import PLACE
 
 _FUTURE: Final = "start: {} is in the future. Give a time that has passed, or latest."
 _LACKING: Final = (

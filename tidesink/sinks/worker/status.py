@@ -21,6 +21,7 @@ from tidesink.errors import (
     with_table,
 )
 from tidesink.sinks.batch.context import Cooldown, WorkerContext
+from tidesink.sinks.batch.control import PLACE
 from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.observers import TableChanged
 from tidesink.sinks.batch.row_ddl import unfollowed
@@ -28,15 +29,14 @@ from tidesink.sinks.batch.schema_changes import Pending, Policies, pending_of
 from tidesink.sinks.batch.tasks import Fetch
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, waiting_records
+from tidesink.sinks.snapshots.parts import Snapshot
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.failures import Failure, failure_in
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, TableState, TableStatus
-from tidesink.sinks.worker.control import PLACE
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.preflight import shown_target
 from tidesink.sinks.worker.reading import TopicReading
 from tidesink.sinks.worker.rewind import rewind_details
-from tidesink.sinks.worker.snapshot import Snapshot
 from tidesink.sinks.worker.source_ddl import SourceDdl
 
 _log = structlog.get_logger("tidesink.worker")

@@ -19,6 +19,7 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
+from tidesink.sinks.batch.control import Pauses, TableControl
 from tidesink.sinks.batch.observers import BatchStarted, TableReport
 from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
@@ -31,23 +32,22 @@ from tidesink.sinks.kafka.offsets import (
     is_other_topic,
     topic_deleted,
 )
-from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, TableState
-from tidesink.sinks.worker.control import Pauses, TableControl
-from tidesink.sinks.worker.counters import TableCounters
-from tidesink.sinks.worker.open_table import OpenTable
-from tidesink.sinks.worker.reading import TopicReading
-from tidesink.sinks.worker.rewind import Rewind, Rewinds, refused
-from tidesink.sinks.worker.snapshot import (
+from tidesink.sinks.snapshots.parts import (
     KeyOrderError,
     PartJob,
     Snapshot,
     SnapshotRefusedError,
     StoredRows,
 )
+from tidesink.sinks.snapshots.sweep import AbsentKeys
+from tidesink.sinks.spark.errors import fault_of
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, TableState
+from tidesink.sinks.worker.counters import TableCounters
+from tidesink.sinks.worker.open_table import OpenTable
+from tidesink.sinks.worker.reading import TopicReading
+from tidesink.sinks.worker.rewind import Rewind, Rewinds, refused
 from tidesink.sinks.worker.source_ddl import DdlJob, SourceDdl
 from tidesink.sinks.worker.status import ReportedState, StatusDocuments
-from tidesink.sinks.worker.sweep import AbsentKeys
 from tidesink.sinks.worker.turns import Findings, Step, TableFacts, next_step
 
 _log = structlog.get_logger("tidesink.worker")

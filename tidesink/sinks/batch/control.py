@@ -46,7 +46,7 @@ class SnapshotControl:
         rests: True while the table's snapshots are paused.
         deletes: True if the requested snapshot is a resync, which also deletes rows that exist only in the
             target.
-        keys: Name of the document with the requested keys in the state store (``worker.asked_keys``), or
+        keys: Name of the document with the requested keys in the state store (``snapshots.asked_keys``), or
             None if the snapshot is not limited to keys.
         where: Bounds of the primary key that limit the snapshot's rows (``source_database.key_bounds``).
     """

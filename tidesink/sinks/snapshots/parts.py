@@ -1,8 +1,8 @@
 """A table's snapshot: loads the rows of the source database while the worker keeps applying changes.
 
 The rows are read in ranges of the primary key. A snapshot that is limited to some keys
-(``worker.asked_keys``) reads the rows of these keys instead. A resync is a snapshot with a second phase,
-which deletes rows that exist only in the target (``worker.sweep``).
+(``snapshots.asked_keys``) reads the rows of these keys instead. A resync is a snapshot with a second phase,
+which deletes rows that exist only in the target (``snapshots.sweep``).
 
 A batch applies either changes from Kafka or one part of the snapshot (the rows of a few ranges or keys). It
 commits the part's rows together with the table's progress, which records the last key that was read. If the
@@ -33,6 +33,7 @@ from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.cuts import is_outside
 from tidesink.sinks.batch.records import EventRules, TableDecoder
 from tidesink.sinks.batch.schema_changes import ChangesWaitError
@@ -68,17 +69,16 @@ from tidesink.sinks.jobs.base import (
 )
 from tidesink.sinks.jobs.changes import check_partitions
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
-from tidesink.sinks.state.source_reads import SourceRead, with_part
-from tidesink.sinks.worker.asked_keys import AskedKeys, forget_keys, load_keys
-from tidesink.sinks.worker.control import SnapshotControl, change_control
-from tidesink.sinks.worker.source_keys import (
+from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys
+from tidesink.sinks.snapshots.source_keys import (
     KEYS_A_QUERY,
     askable,
     check_limits,
     columns_of_keys,
     parts_of,
 )
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
+from tidesink.sinks.state.source_reads import SourceRead, with_part
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import (
     begin_at_position,
@@ -840,7 +840,7 @@ class Snapshot:
 
 
 class PartSource(Protocol):
-    """Reads a part of a snapshot: rows of the source, or keys that only the target has (``worker.sweep``)."""
+    """Reads a part of a snapshot: rows of the source, or keys that only the target has (``sweep``)."""
 
     def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
         """Return what the tasks read. It is read before the batch commits, and possibly more than once."""

@@ -38,11 +38,8 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.jobs.base import Attempt, Inputs, SinkWish
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import Reporting
-from tidesink.sinks.spark.payloads import task_number
-from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.worker.snapshot import SnapshotPart, all_ranges, least_position, open_source_database
-from tidesink.sinks.worker.source_keys import (
+from tidesink.sinks.snapshots.parts import SnapshotPart, all_ranges, least_position, open_source_database
+from tidesink.sinks.snapshots.source_keys import (
     WantedKeys,
     compared_columns,
     key_columns,
@@ -52,6 +49,9 @@ from tidesink.sinks.worker.source_keys import (
     open_target_reader,
     source_task,
 )
+from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.payloads import task_number
+from tidesink.sinks.spark.session import in_session
 from tidesink.source_database.key_bounds import from_lists
 from tidesink.typemap.target_schema import quoted
 
