@@ -35,7 +35,7 @@ def surroundings(
     registry: SchemaRegistry | None = None,
     listeners: tuple[Listener, ...] = (),
 ) -> WorkerContext:
-    """A worker's surroundings over a state store in ``folder`` and a target in memory."""
+    """A worker's context over a state store in ``folder`` and a target in memory."""
     source = KafkaSource(no_fetch, opens_up_to=config.source.opens_up_to)
     store = SqlStateStore(str(folder / "state.db"))
     return WorkerContext(

@@ -92,6 +92,7 @@ def begin(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
 FIRST = [(1, "one", 10, 100), (2, "two", 20, 200)]
 
 
+@pytest.mark.law("L7")
 def test_a_wider_type_and_a_dropped_column_wait_until_they_are_accepted(begin: Begin) -> None:
     waiting = begin(CHANGED, (3, "three", 2**40), widen="pause", drop="pause")
     with waiting.table.table_task() as table_task:

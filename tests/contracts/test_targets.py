@@ -66,6 +66,7 @@ def test_an_empty_batch_moves_progress_on(bed: Bed) -> None:
 
 
 # On Delta: tests/e2e/test_kill.py, whose workers die behind a commit.
+@pytest.mark.law("L8")
 @quick_on("memory", "iceberg", "postgres")
 def test_a_batch_delivered_again_changes_nothing(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
@@ -79,6 +80,7 @@ def test_a_batch_delivered_again_changes_nothing(bed: Bed) -> None:
 
 
 # On Delta: tests/e2e/test_kill.py, whose workers die between the two.
+@pytest.mark.law("L8")
 @quick_on("memory", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
@@ -127,6 +129,7 @@ def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
 
 
 # On each target: test_targets_codecs.py, by a stream that is cut and sent again.
+@pytest.mark.law("L2")
 @quick_on("memory", "postgres", "mysql")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
@@ -150,6 +153,7 @@ def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     assert bed.rows() == [expected[key] for key in sorted(expected)]
 
 
+@pytest.mark.law("L8")
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
@@ -167,6 +171,7 @@ def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     assert bed.rows() == [row(1), row(2)]
 
 
+@pytest.mark.law("L10")
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     zombie = bed.target.open_table(SHAPE, pipeline="shop")
@@ -185,6 +190,7 @@ def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     assert table.committed() == progress(new, 2)
 
 
+@pytest.mark.law("L10")
 @quick_on("memory", "postgres")
 def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
@@ -292,6 +298,7 @@ def test_numbers_get_wider_and_columns_nullable(bed: Bed) -> None:
     assert bed.rows() == [again, big, none]
 
 
+@pytest.mark.law("L7")
 @quick_on("memory", "delta", "postgres")
 def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
@@ -318,6 +325,7 @@ def test_rows_written_under_another_key_are_refused(bed: Bed) -> None:
     assert bed.reopen().open_table(SHAPE, pipeline="shop").claim().progress == progress(2, 1)
 
 
+@pytest.mark.law("L5")
 def test_a_table_without_a_key_is_refused(bed: Bed) -> None:
     with pytest.raises(SchemaRefusedError, match="no key"):
         bed.target.open_table(shape(NAME, AMOUNT), pipeline="shop")

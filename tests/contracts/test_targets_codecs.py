@@ -93,6 +93,7 @@ def at_source(feed: Changefeed, *, tells_defaults: bool = True) -> Rows:
     return [{name_in(feed.protocol, name): value for name, value in row.items()} for row in rows]
 
 
+@pytest.mark.law("L2")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
@@ -155,6 +156,7 @@ def _key(shape: TargetSchema, values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 # On Delta: test_targets_sequence.py, by random streams.
+@pytest.mark.law("L1")
 @needs("source-order")
 @quick_on("postgres")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
@@ -184,6 +186,7 @@ def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     assert living == at_source(feed)
 
 
+@pytest.mark.law("L6")
 @quick_on("memory", "delta", "mysql", "kafka")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_every_type_arrives_with_its_limits_and_null(
@@ -241,6 +244,7 @@ def test_a_thousand_columns_and_a_value_of_2_mib(
     assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
 
 
+@pytest.mark.law("L5")
 @quick_on("mysql")
 @pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
 def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:

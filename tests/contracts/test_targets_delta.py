@@ -176,6 +176,7 @@ def test_after_log_clean_up_the_state_store_knows(delta: Bed, tmp_path: Path) ->
     store.close()
 
 
+@pytest.mark.law("L8")
 @FULL
 def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed, earlier: DeltaTable) -> None:
     clean_log(delta, earlier)

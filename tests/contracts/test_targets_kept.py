@@ -41,6 +41,7 @@ def table(bed: Bed) -> Iterator[TargetTable]:
     opened.close()
 
 
+@pytest.mark.law("L6")
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 def test_what_is_left_out_stays_as_stored(bed: Bed, table: TargetTable) -> None:
     batch = bed.batch(SHAPE, [row(1, None, 10), row(2, None, 20)], kept=("name",))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
+import pytest
+
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
@@ -22,6 +24,7 @@ def _key(values: tuple[object, ...]) -> dict[str, object]:
     return dict(zip(SHAPE.keys, values, strict=True))
 
 
+@pytest.mark.law("L5")
 def test_copies_are_counted_however_the_stream_is_cut_and_sent_again(bed: Bed) -> None:
     random = Random(5)
     events, expected = history(random, 40)

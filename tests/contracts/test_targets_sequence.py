@@ -32,6 +32,7 @@ def held(bed: Bed) -> tuple[TargetTable, int]:
     return table, epoch
 
 
+@pytest.mark.law("L1")
 def test_an_older_change_leaves_the_newer_row_alone(bed: Bed) -> None:
     table, epoch = held(bed)
     table.apply(bed.batch(SHAPE, [row(1, "new"), row(2, "old")], at=[20, 10]), progress(epoch, 1))
@@ -40,6 +41,7 @@ def test_an_older_change_leaves_the_newer_row_alone(bed: Bed) -> None:
     assert bed.living() == [row(1, "new"), row(2, "new")]
 
 
+@pytest.mark.law("L3")
 def test_a_deleted_row_is_not_brought_back_by_an_older_change(bed: Bed) -> None:
     table, epoch = held(bed)
     table.apply(bed.batch(SHAPE, [row(1)], at=[10]), progress(epoch, 1))
@@ -51,6 +53,7 @@ def test_a_deleted_row_is_not_brought_back_by_an_older_change(bed: Bed) -> None:
     assert bed.living() == [row(1, "again")]
 
 
+@pytest.mark.law("L3")
 def test_a_delete_that_comes_before_its_row_keeps_it_out(bed: Bed) -> None:
     table, epoch = held(bed)
     first = table.apply(bed.batch(SHAPE, [], [{"id": 1}], at=[30]), progress(epoch, 1))
@@ -157,6 +160,7 @@ def test_rows_read_at_a_position_replace_what_is_older_and_nothing_that_is_newer
     assert (found.get(1), found.get(2), found.get(6)) == (None, "newer", None)
 
 
+@pytest.mark.law("L1", "L2")
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_any_order_and_any_cut_end_in_the_same_rows(bed: Bed, seed: int) -> None:
@@ -181,6 +185,7 @@ def test_any_order_and_any_cut_end_in_the_same_rows(bed: Bed, seed: int) -> None
     assert bed.living() == expected
 
 
+@pytest.mark.law("L3")
 def test_deletes_are_forgotten_up_to_the_horizon_and_no_further(bed: Bed) -> None:
     table, epoch = held(bed)
     assert isinstance(table, SequencedTable)
@@ -197,6 +202,7 @@ def test_deletes_are_forgotten_up_to_the_horizon_and_no_further(bed: Bed) -> Non
     assert again.horizon() == 20
 
 
+@pytest.mark.law("L10")
 def test_a_worker_that_lost_the_table_collects_nothing(bed: Bed) -> None:
     table, epoch = held(bed)
     table.apply(bed.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(epoch, 1))

@@ -117,6 +117,7 @@ def _seen(bed: Bed) -> list[dict[int, Any]]:
     return [{one["id"]: one["name"] for one in read(name)} for name in TABLES]
 
 
+@pytest.mark.law("L9")
 @quick_on("postgres", "mysql")
 def test_all_tables_come_to_a_cut_at_once(sql: Bed) -> None:
     worker = _Worker(sql)
@@ -160,6 +161,7 @@ def test_what_a_killed_worker_gathered_comes_with_the_next_ones_cut(sql: Bed) ->
     second.close()
 
 
+@pytest.mark.law("L10")
 def test_a_worker_that_lost_one_table_makes_no_cut_of_any(sql: Bed) -> None:
     first = _Worker(sql)
     first.put(TABLE, row(1))

@@ -83,20 +83,6 @@ def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
     assert found == {1: "mine", 2: "x"}
 
 
-def test_a_ledger_of_shards_of_an_earlier_version_gets_its_columns(sql: Bed) -> None:
-    plain = shard_shape(ID, NAME, AMOUNT)
-    table = sql.target.open_table(plain, pipeline="shop")
-    table.claim()
-    table.apply(
-        sql.batch(plain, [{"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}]),
-        progress(1, 1, table=MINE),
-    )
-    drops = ", ".join(f"DROP COLUMN {name}" for name in ("horizon", "table_identity", "known_columns"))
-    execute(sql, f"ALTER TABLE [shards] {drops}")
-    again = sql.reopen().open_table(plain, pipeline="shop")
-    assert again.claim().progress == progress(2, 1, table=MINE)
-
-
 def test_a_column_of_others_is_neither_dropped_nor_renamed_by_a_shard(sql: Bed) -> None:
     plain = shard_shape(ID, NAME, AMOUNT)
     table = sql.target.open_table(plain, pipeline="shop")

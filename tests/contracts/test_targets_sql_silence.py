@@ -40,6 +40,7 @@ class Freezing(Connections):
                 frozen()
 
 
+@pytest.mark.law("L10")
 def test_who_freezes_in_a_transaction_loses_the_table(sql: Bed, request: pytest.FixtureRequest) -> None:
     """Its lock on the ledger's row goes with its transaction, and nothing of that is written."""
     server = target_of(sql).connections

@@ -36,6 +36,7 @@ def _claim(table: TargetTable, claims: list[Claim]) -> None:
     claims.append(table.claim())
 
 
+@pytest.mark.law("L10")
 @beds("http", "iceberg_jdbc")
 def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     holder = bed.target.open_table(SHAPE, pipeline="shop")
@@ -57,6 +58,7 @@ def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     assert bed.rows() == [row(1, "b"), row(2)]
 
 
+@pytest.mark.law("L10")
 @beds("kafka", "http", "iceberg", "iceberg_jdbc", "mysql")
 def test_two_workers_never_both_win(bed: Bed) -> None:
     """Both claim and write as fast as they can; what the table holds is what the winners were told."""

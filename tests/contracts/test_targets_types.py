@@ -6,6 +6,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from tests.columns import ID
 from tests.contracts.targets_bed import Bed, progress, shape
 from tests.full import quick_on
@@ -76,6 +78,7 @@ def held(bed: Bed, values: tuple[Any, Any]) -> tuple[Any, Any]:
     return values[0], values[1].replace(NUL, "")
 
 
+@pytest.mark.law("L6")
 def test_every_type_keeps_its_extremes_and_null(bed: Bed) -> None:
     columns = [(column, held(bed, values)) for column, values in cases()]
     assert len(columns) >= len(TYPES)

@@ -49,6 +49,7 @@ def open_on(bed: Bed, spark: SparkSession, folder: Path, feed: Changefeed, heard
     return replace(table, around=replace(table.around, listeners=Listeners([heard])))
 
 
+@pytest.mark.law("L8")
 @pytest.mark.parametrize(
     ("how", "tried_again"),
     [

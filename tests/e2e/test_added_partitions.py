@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
@@ -26,6 +28,7 @@ def _run(folder: Path, servers: Servers, *, records: int) -> RunReport:
     return run(load_config(shop_config(folder, servers, more)), until="drained")
 
 
+@pytest.mark.law("L1")
 @FULL
 def test_a_table_read_anew_reads_the_old_partitions_first(
     spark: SparkSession, tmp_path: Path, servers: Servers

@@ -122,6 +122,7 @@ def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
     return Run(spark, tmp_path, servers, request.param, place)
 
 
+@pytest.mark.law("L8")
 @FULL
 @pytest.mark.timeout(1200)
 def test_a_kill_at_each_step(bank_run: Run) -> None:
@@ -134,6 +135,7 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
     bank_run.finish()
 
 
+@pytest.mark.law("L8")
 @FULL
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments(bank_run: Run) -> None:

@@ -101,6 +101,7 @@ def run(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, ser
     return Run(spark, request, tmp_path, servers)
 
 
+@pytest.mark.law("L9")
 @quick_on("delta")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_the_money_is_all_there_at_every_cut(run: Run, kind: str) -> None:

@@ -106,6 +106,7 @@ def run(
     found.target.connections.close()
 
 
+@pytest.mark.law("L9")
 @quick_on("postgres")
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_every_read_sees_the_bank_as_of_a_cut(run: Run, kind: str) -> None:

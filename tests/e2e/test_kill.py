@@ -84,6 +84,7 @@ def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path, servers: Se
     return PLACES[kind](request, tmp_path, servers)
 
 
+@pytest.mark.law("L8")
 @quick_on("delta", "postgres")
 @pytest.mark.parametrize(
     "jvm", [pytest.param(True, id="JVM and all", marks=FULL), pytest.param(False, id="fork")]

@@ -128,6 +128,7 @@ def books(tmp_path: Path, servers: Servers, mariadb_url: str) -> Iterator[Books]
         yield found
 
 
+@pytest.mark.law("L3")
 def test_letters_undo_nothing_that_a_resync_repaired(books: Books, spark: SparkSession) -> None:
     for number, name in ((1, "uno"), (2, "dos"), (3, "three")):
         books.commit(number, name)

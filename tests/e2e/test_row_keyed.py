@@ -79,6 +79,7 @@ def test_a_multiset_through_the_worker(spark: SparkSession, tmp_path: Path, serv
     assert shop.run().counters["read"] == 0
 
 
+@pytest.mark.law("L5")
 @FULL
 def test_a_row_without_a_row_key_pauses_its_table(
     spark: SparkSession, tmp_path: Path, servers: Servers

@@ -133,6 +133,7 @@ def test_a_delete_without_a_position_pauses_its_table(
     assert _living(tmp_path, "placed") == {1: "one"}
 
 
+@pytest.mark.law("L3")
 @FULL
 def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     servers: Servers, spark: SparkSession, tmp_path: Path

@@ -159,6 +159,7 @@ def test_append(on_postgres: Pipeline) -> None:
     on_postgres.check("append")
 
 
+@pytest.mark.law("L4")
 def test_key_change(on_postgres: Pipeline) -> None:
     """Updates of the key in the source's order, some of them late."""
     writer = canal_writer(on_postgres, "moved", partitions=2)

@@ -53,6 +53,7 @@ def _wait(done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.law("L7")
 def test_gaps_stop_their_table_and_no_other(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     writers = {name: TableWriter(servers, schema_of(name)) for name in TABLES}
     for writer in writers.values():

@@ -36,6 +36,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> P
     return PLACES[request.param](request, tmp_path, servers)
 
 
+@pytest.mark.law("L10")
 @FULL
 def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place

@@ -142,6 +142,7 @@ def test_deletes_under_the_default_replica_identity_hold_the_key_alone(postgres:
             assert (set(event.before) == set(event.key or ())) is not whole, event
 
 
+@pytest.mark.law("L6")
 def test_unchanged_toast_values_are_absent_and_named(toasting: Capture) -> None:
     found = [
         set(unsent_columns(event))
@@ -162,6 +163,7 @@ def test_logical_messages_and_transactions(capture: Capture) -> None:
         assert [event.content for event in logical] == [b"hello transactional", b"hello non-tx"]
 
 
+@pytest.mark.law("L4")
 def test_a_changed_key_is_a_delete_and_an_insert(capture: Capture) -> None:
     """The two halves name each other in their headers."""
     halves = [

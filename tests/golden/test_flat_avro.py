@@ -122,6 +122,7 @@ def _check_types(found: ChangeEvent, record: Record) -> None:
             assert column.type.members == theirs.type.members
 
 
+@pytest.mark.law("L6")
 @pytest.mark.golden("avro", "rows")
 def test_a_row_decodes_to_what_tidb_held(record: Record, folder: VectorFolder) -> None:
     if record.raw.get("error"):

@@ -303,6 +303,7 @@ def _run(steps: list[tuple[Any, ...]], broken: str = "") -> Pipeline:
     return pipeline
 
 
+@pytest.mark.law("L9")
 @settings(max_examples=1000 if TEST_ALL else 40)
 @given(_STEPS)
 def test_at_every_cut_the_tables_are_as_the_source_was(steps: list[tuple[Any, ...]]) -> None:

@@ -443,6 +443,7 @@ def _run(steps: list[tuple[Any, ...]], broken: str = "") -> Pipeline:
     return pipeline
 
 
+@pytest.mark.law("L9")
 @settings(max_examples=1000 if TEST_ALL else 30)
 @given(_STEPS)
 def test_at_every_cut_the_tables_are_as_the_source_was(steps: list[tuple[Any, ...]]) -> None:
@@ -543,6 +544,7 @@ def test_readers_of_a_database_see_more_than_the_cut_where_a_law_is_broken(
         _run(steps, broken)
 
 
+@pytest.mark.law("L9")
 def test_cuts_are_published_whatever_is_sent_again() -> None:
     """What the model proves is of use: there are cuts in it, of idle tables too."""
     turn: list[tuple[Any, ...]] = [

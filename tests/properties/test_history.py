@@ -170,6 +170,7 @@ def cut(events: list[Any], at: list[int]) -> list[list[Any]]:
     return [events[start:end] for start, end in pairwise(edges)]
 
 
+@pytest.mark.law("L2")
 @given(streams(), st.randoms(), st.lists(st.integers(0, 45), max_size=5), st.integers(0, 15))
 def test_any_order_any_cut_and_any_part_again_give_one_history(
     events: list[ChangeEvent], random: Any, cuts: list[int], again: int
@@ -246,6 +247,7 @@ def test_each_event_is_counted_once(events: list[ChangeEvent], cuts: list[int]) 
         assert result.applied + result.stale - versions.halves + versions.superseded == len(piece)
 
 
+@pytest.mark.law("L4")
 def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
     first = change(1 << 18, 1, None, delete=False, place=(0, 0))
     gone = change(2 << 18, 1, None, delete=True, place=(0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def applied(reduced: Reduced, state: State) -> State:
     return after
 
 
+@pytest.mark.law("L2")
 @given(streams(lossless=True), st.lists(st.integers(0, 14), max_size=4))
 def test_the_stream_may_be_cut_anywhere(events: list[ChangeEvent], cuts: list[int]) -> None:
     edges = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})

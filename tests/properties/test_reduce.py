@@ -60,11 +60,13 @@ def applied(events: list[ChangeEvent], state: State | None = None) -> State:
     return {**kept, **reduced.upserts}
 
 
+@pytest.mark.law("L1")
 @given(streams())
 def test_a_batch_does_what_its_events_do_one_by_one(events: list[ChangeEvent]) -> None:
     assert applied(events) == one_by_one(events)
 
 
+@pytest.mark.law("L2")
 @given(streams(), st.lists(st.integers(0, 30), max_size=4))
 def test_the_stream_may_be_cut_anywhere(events: list[ChangeEvent], cuts: list[int]) -> None:
     edges = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
@@ -74,12 +76,14 @@ def test_the_stream_may_be_cut_anywhere(events: list[ChangeEvent], cuts: list[in
     assert state == one_by_one(events)
 
 
+@pytest.mark.law("L2")
 @given(streams(), st.integers(0, 30))
 def test_a_batch_read_again_changes_nothing(events: list[ChangeEvent], cut: int) -> None:
     state = applied(events[cut:], applied(events[:cut]))
     assert applied(events[cut:], state) == state
 
 
+@pytest.mark.law("L2")
 @given(streams(), st.integers(0, 30), st.integers(1, 7))
 def test_a_suffix_sent_again_converges_once_it_is_complete(
     events: list[ChangeEvent], start: int, size: int
@@ -108,6 +112,7 @@ def test_each_event_is_counted_once(events: list[ChangeEvent]) -> None:
     assert len(events) == len(reduced.rows) - reduced.split_halves + reduced.superseded
 
 
+@pytest.mark.law("L1")
 def test_a_key_in_two_partitions_is_refused_with_the_way_out() -> None:
     events = [change(Op.INSERT, 1, at=5, partition=0), change(Op.DELETE, 1, at=1, partition=1)]
     with pytest.raises(MixedPartitionsError, match="index-value") as caught:
@@ -115,6 +120,7 @@ def test_a_key_in_two_partitions_is_refused_with_the_way_out() -> None:
     assert "sequence_by: source" in str(caught.value)
 
 
+@pytest.mark.law("L1")
 @pytest.mark.parametrize(("ts", "stays"), [((1, 2), None), ((2, 1), 1), ((1, 1), 1)])
 def test_by_source_the_commit_ts_decides_and_a_delete_comes_before_its_insert(
     ts: tuple[int, int], stays: int | None
@@ -126,6 +132,7 @@ def test_by_source_the_commit_ts_decides_and_a_delete_comes_before_its_insert(
     assert [row["v"] for row in kept.values()] == ([] if stays is None else [stays])
 
 
+@pytest.mark.law("L1")
 def test_by_source_an_event_without_position_is_refused() -> None:
     with pytest.raises(ProgressError, match="TiDB extension"):
         order_key(Position("t", 0, 1), Op.INSERT, "source")

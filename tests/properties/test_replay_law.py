@@ -243,6 +243,7 @@ def _wrong(world: Lettered) -> set[int]:
     return {key for key in keys if world.source.get(key) != world.target.get(key)}
 
 
+@pytest.mark.law("L3")
 @settings(max_examples=200)
 @given(_BEFORE, _BEHIND)
 def test_a_replay_undoes_nothing_that_was_repaired(
@@ -253,6 +254,7 @@ def test_a_replay_undoes_nothing_that_was_repaired(
     assert _wrong(world) == set()
 
 
+@pytest.mark.law("L3")
 @settings(max_examples=100)
 @given(_BEFORE)
 def test_a_resync_of_all_rows_settles_all_letters(before: list[tuple[object, ...]]) -> None:

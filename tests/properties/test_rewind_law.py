@@ -128,6 +128,7 @@ _STEPS: Final = st.one_of(
 )
 
 
+@pytest.mark.law("L3")
 @settings(max_examples=200)
 @given(st.lists(_STEPS, max_size=40))
 def test_the_target_ends_as_without_rewinds(steps: list[tuple[object, ...]]) -> None:

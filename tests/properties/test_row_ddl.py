@@ -250,6 +250,7 @@ def _lived(world: World, steps: list[tuple[object, ...]]) -> World:
     return world
 
 
+@pytest.mark.law("L3")
 @pytest.mark.parametrize("extended", [True, False])
 @settings(max_examples=40)
 @given(steps=st.lists(_STEPS, max_size=30))

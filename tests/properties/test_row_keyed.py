@@ -54,6 +54,7 @@ class _Kept:
         return copies(self._target.rows(SHAPE.table))
 
 
+@pytest.mark.law("L5")
 @given(seeds, sizes, st.lists(st.integers(0, 40), max_size=4), st.lists(st.integers(0, 40), max_size=2))
 def test_a_multiset_is_kept_however_the_stream_is_cut_and_sent_again(
     seed: int, size: int, cuts: list[int], starts: list[int]
@@ -67,6 +68,7 @@ def test_a_multiset_is_kept_however_the_stream_is_cut_and_sent_again(
     assert kept.copies == expected
 
 
+@pytest.mark.law("L5")
 @given(seeds, sizes, st.randoms(use_true_random=False))
 def test_in_the_sources_order_events_may_come_in_any_order(seed: int, size: int, random: Random) -> None:
     events, expected = history(Random(seed), size)
@@ -77,6 +79,7 @@ def test_in_the_sources_order_events_may_come_in_any_order(seed: int, size: int,
     assert kept.copies == expected
 
 
+@pytest.mark.law("L5")
 @pytest.mark.parametrize("cut", range(5))
 def test_k_identical_inserts_and_one_delete_leave_one_copy_less(cut: int) -> None:
     row: Row = {"name": "a", "amount": 1}

@@ -168,6 +168,7 @@ def _written(history: Sequence[tuple[int, Sequence[int]]], *, dated: bool = True
     return feed
 
 
+@pytest.mark.law("L7")
 @settings(max_examples=25, deadline=None)
 @given(history=histories, data=st.data())
 def test_a_worker_that_starts_late_reads_each_value_right(
@@ -195,6 +196,7 @@ def test_a_worker_that_starts_late_reads_each_value_right(
     assert found == _expected(feed, found)
 
 
+@pytest.mark.law("L7")
 @settings(max_examples=25, deadline=None)
 @given(history=histories, data=st.data())
 def test_a_worker_that_follows_reads_each_value_right(

@@ -212,6 +212,7 @@ def _lived(world: World, steps: list[tuple[object, ...]]) -> World:
     return world
 
 
+@pytest.mark.law("L3")
 @settings(max_examples=400)
 @given(st.lists(_STEPS, max_size=40))
 def test_the_target_becomes_the_source(steps: list[tuple[object, ...]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def _batch(events: list[ChangeEvent]) -> ReducedBatch:
     return ReducedBatch(SHAPE, upserts, len(rows) - upserts, rows=rows, sequenced=True)
 
 
+@pytest.mark.law("L1", "L2")
 @given(histories(), st.randoms(), st.lists(st.integers(0, 40), max_size=4), st.integers(0, 15))
 def test_any_order_any_cut_and_any_part_again_end_in_what_the_source_holds(
     events: list[ChangeEvent], random: Any, cuts: list[int], again: int

@@ -65,6 +65,7 @@ def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatche
         account.check(table="t")
 
 
+@pytest.mark.law("L4")
 @pytest.mark.parametrize(
     ("applied", "stale", "counted"),
     [(0, 2, (0, 1)), (1, 1, (0, 1)), (2, 0, (1, 0))],

@@ -111,6 +111,7 @@ def test_truncate_has_no_key_and_no_rows() -> None:
     assert (event.op, event.key, event.before, event.after) == (Op.TRUNCATE, None, None, None)
 
 
+@pytest.mark.law("L4")
 def test_the_halves_of_a_changed_key_name_each_other() -> None:
     headers = {"__debezium.newkey": '{"id":2}'}
     event = _change(_message(_envelope("d", before={"id": 1}), {"id": 1}, **headers))

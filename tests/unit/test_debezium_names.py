@@ -154,6 +154,7 @@ def test_a_definition_types_structured_times_without_a_schema(kind: str, raw: Js
     assert value_of_definition(Column("c", ColumnType(kind)), raw, modes=MODES) == expected
 
 
+@pytest.mark.law("L6")
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

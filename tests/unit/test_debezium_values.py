@@ -254,6 +254,7 @@ def test_other_values(one: ConnectSchema, raw: Any, expected: Any) -> None:
     assert read(one, raw) == expected
 
 
+@pytest.mark.law("L6")
 @pytest.mark.parametrize(
     ("one", "raw"),
     [

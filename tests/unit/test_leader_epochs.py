@@ -275,15 +275,14 @@ def _progress(at: PartitionProgress) -> Progress:
     return Progress(TABLE, "shop", 1, 1, {"t": TopicProgress("t", "id", {0: at})})
 
 
-def test_progress_keeps_the_record_and_reads_what_earlier_versions_stored() -> None:
+def test_progress_keeps_the_record_and_leaves_out_what_is_none() -> None:
     for again in (None, 9):
         for last in (None, LastRecord(4, 7)):
             progress = _progress(PartitionProgress(5, 5, 3, None, again, last))
             assert from_json(to_json(progress)) == progress
     plain = to_json(_progress(PartitionProgress(5, 5)))
     assert "[5,5,null,null]" in plain
-    stored = plain.replace("[5,5,null,null]", "[5,5,null,null,9]")
-    assert from_json(stored).topics["t"].partitions[0] == PartitionProgress(5, 5, again_to=9)
+    assert "[5,5,null,null,9]" in to_json(_progress(PartitionProgress(5, 5, again_to=9)))
 
 
 def _after(

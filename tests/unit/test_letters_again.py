@@ -153,6 +153,7 @@ def test_of_what_follows_the_rows_that_letters_name_are_kept(size: int) -> None:
     assert (found.upserts, found.superseded, found.bad, found.filtered) == (2, 1, 0, 0)
 
 
+@pytest.mark.law("L4")
 def test_of_a_key_change_behind_a_letter_the_other_key_stays_as_it_is() -> None:
     """What the table holds under a key that no letter names is newer than the key change."""
 

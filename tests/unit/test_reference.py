@@ -49,6 +49,13 @@ def test_the_pages_are_generated() -> None:
     assert found.returncode == 0, found.stderr
 
 
+def test_each_law_has_tests() -> None:
+    page = (DOCS / "proof.md").read_text(encoding="utf-8").partition("<!-- end -->")[0]
+    laws = [part.partition(" ")[::2] for part in page.split("| **L")[1:]]
+    assert [number for number, _ in laws] == [str(number) for number in range(1, 11)]
+    assert min(rows.count("| | `test_") for _, rows in laws) >= 3
+
+
 def test_every_command_setting_and_error_is_documented() -> None:
     cli = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert all(f"### tidesink {command.name}\n" in cli for command in app.registered_commands)

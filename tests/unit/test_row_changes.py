@@ -185,7 +185,7 @@ def test_what_a_batch_knew_is_decided_whatever_the_policy_says_now() -> None:
     ("commit_ts", "moment", "offset", "decided"),
     [(60, 50, 9, True), (60, 61, 1, False), (None, 50, 6, True), (None, 50, 7, False), (60, None, 6, True)],
 )
-def test_progress_of_an_earlier_version(
+def test_progress_without_decided_ddl(
     commit_ts: int | None, moment: int | None, offset: int, decided: bool
 ) -> None:
     topics = {"cdc": TopicProgress("cdc", "id", {0: PartitionProgress(7, 7)})}

@@ -154,6 +154,7 @@ def test_the_plan_shows_the_row_key_and_why() -> None:
     assert [column.note for column in plan.columns[2:]] == ["", ""]
 
 
+@pytest.mark.law("L5")
 @pytest.mark.parametrize(
     ("config", "told"), [(CANAL_JSON, "output-row-key=true"), (FLAT_AVRO, "canal-json of new TiCDC")]
 )

@@ -51,6 +51,7 @@ def _schema_decision(**policies: ChangePolicy) -> tuple[tuple[str, ...], tuple[s
     return names, schema_decision.omitted, [one.change.kind for one in schema_decision.pending]
 
 
+@pytest.mark.law("L7")
 def test_what_only_adds_is_applied_where_nothing_is_said() -> None:
     assert _schema_decision() == (("id", "Name", "price"), (), [])
 
@@ -62,6 +63,7 @@ def test_a_column_can_be_left_out_and_is_told() -> None:
     assert "not stored" in schema_decision.warnings[0]
 
 
+@pytest.mark.law("L7")
 @pytest.mark.parametrize(
     ("kind", "accepts"), [("add", ("apply", "ignore")), ("widen", ("apply",))], ids=["add", "widen"]
 )

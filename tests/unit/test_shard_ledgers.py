@@ -1,4 +1,4 @@
-"""Ledgers of lakes' tables read back: as they were written before tables had shards, and shard by shard."""
+"""Ledgers of lakes' tables read back: of a table of one source, and shard by shard."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tidesink.sinks.targets.iceberg.ledger import LEDGER, SHARED_ROWS, IcebergLe
 from tidesink.typemap.target_schema import Shard
 
 A, B = TableId("shop_1", "orders"), TableId("shop_2", "orders")
-# Written by tidesink before it knew shards; never to be changed here.
+# An entry of a table of one source, as each of the two formats stores it.
 PROGRESS = (
     '{"version":1,"pipeline":"shop","table":["shop","orders"],"epoch":3,"batch":7,"commit_ts":407,'
     '"sequence_by":"kafka","topics":{"t":{"topic_id":"x","partitions":{"0":[70,70,407,null]}}}}'
 )
-OLD_DELTA = (
+PLAIN_DELTA = (
     '{"tidesink":1,"kind":"batch","pipeline":"shop","epoch":3,"batch":7,"keys":["id"],"progress":'
     + PROGRESS
     + "}"
 )
-OLD_ICEBERG = (
+PLAIN_ICEBERG = (
     '{"tidesink":1,"kind":"batch","pipeline":"shop","epoch":3,"batch":7,"snapshot":11,"keys":["id"],'
     '"claimed_by":"c","result":[1,0,0,0,"11"],"progress":' + PROGRESS + "}"
 )
-OLD = Progress(
+PLAIN = Progress(
     TableId("shop", "orders"),
     "shop",
     3,
@@ -87,18 +87,18 @@ def commits(*parts: tuple[str, TableId, int] | str) -> Log:
     return Log(found, versions)
 
 
-def test_a_delta_ledger_from_before_shards_is_read() -> None:
-    log = Log([Commit(0, "CREATE TABLE"), Commit(1, "MERGE", 0, OLD_DELTA)], {APPLICATION: 1})
-    entry = delta(log, OLD.table).newest()
+def test_a_delta_ledger_of_one_source_is_read_and_takes_no_shard() -> None:
+    log = Log([Commit(0, "CREATE TABLE"), Commit(1, "MERGE", 0, PLAIN_DELTA)], {APPLICATION: 1})
+    entry = delta(log, PLAIN.table).newest()
     assert entry is not None
-    assert (entry.epoch, entry.batch, entry.progress, entry.shard) == (3, 7, OLD, None)
+    assert (entry.epoch, entry.batch, entry.progress, entry.shard) == (3, 7, PLAIN, None)
     with pytest.raises(StaleProgressError, match="has no shard column"):
         delta(log, A, "1").newest()
 
 
-def test_a_delta_ledger_without_shards_is_written_as_before() -> None:
-    ledger = Ledger(cast(DeltaLog, Log(())), OLD.table, "shop", "/lake", None, ("id",))
-    assert ledger.batch_text(OLD) == OLD_DELTA
+def test_a_delta_ledger_of_one_source_names_no_shard() -> None:
+    ledger = Ledger(cast(DeltaLog, Log(())), PLAIN.table, "shop", "/lake", None, ("id",))
+    assert ledger.batch_text(PLAIN) == PLAIN_DELTA
     assert (ledger.application, application_of("x", Shard("s", "a/b"))) == (APPLICATION, "x/a/b")
 
 
@@ -177,13 +177,13 @@ def state(texts: Mapping[str, str], *snapshots: int, rest: int | None = None) ->
     return cast(TableState, State(texts, snapshots or (11,), rest))
 
 
-def test_an_iceberg_ledger_from_before_shards_is_read() -> None:
-    entry = iceberg(OLD.table).entry(state({LEDGER: OLD_ICEBERG}))
+def test_an_iceberg_ledger_of_one_source_is_read_and_takes_no_shard() -> None:
+    entry = iceberg(PLAIN.table).entry(state({LEDGER: PLAIN_ICEBERG}))
     assert entry is not None
-    assert (entry.epoch, entry.progress, entry.branch, entry.shard) == (3, OLD, "tidesink_3", None)
-    assert entry.text == OLD_ICEBERG
+    assert (entry.epoch, entry.progress, entry.branch, entry.shard) == (3, PLAIN, "tidesink_3", None)
+    assert entry.text == PLAIN_ICEBERG
     with pytest.raises(StaleProgressError, match="has no shard column"):
-        iceberg(A, "1").entry(state({LEDGER: OLD_ICEBERG}))
+        iceberg(A, "1").entry(state({LEDGER: PLAIN_ICEBERG}))
 
 
 def test_the_way_back_to_a_shards_rows_is_that_to_the_last_commit_of_any() -> None:
@@ -199,11 +199,11 @@ def test_the_way_back_to_a_shards_rows_is_that_to_the_last_commit_of_any() -> No
         with pytest.raises(StaleProgressError, match="rolled back"):
             ledger.entry(state(texts, 3))
     with pytest.raises(StaleProgressError, match=r"Several source tables share"):
-        iceberg(OLD.table).entry(state(texts, 9))
+        iceberg(PLAIN.table).entry(state(texts, 9))
     assert (a.shards(state(texts, 9)), a.is_ours(entry.branch), b.is_ours(entry.branch)) == (
         ("2",),
         True,
         False,
     )
-    assert iceberg(OLD.table).is_ours("tidesink_12")
-    assert not iceberg(OLD.table).is_ours(entry.branch)
+    assert iceberg(PLAIN.table).is_ours("tidesink_12")
+    assert not iceberg(PLAIN.table).is_ours(entry.branch)

@@ -221,6 +221,7 @@ def test_avro_types_in_both_modes() -> None:
     assert avro_type(parse_sql_type("bit(9)"))["connect.parameters"] == {"tidb_type": "BIT", "length": "9"}
 
 
+@pytest.mark.law("L6")
 @given(st.integers(0, 2**64 - 1))
 def test_an_unsigned_value_is_never_negative(value: int) -> None:
     wrapped = value - 2**64 if value >= 2**63 else value
@@ -262,6 +263,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.law("L6")
 @pytest.mark.parametrize("sql", _VALUES, ids=lambda sql: sql[:20])
 @given(data=st.data())
 def test_values_survive_canal_jsons_text(sql: str, data: st.DataObject) -> None:

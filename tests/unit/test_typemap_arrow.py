@@ -186,6 +186,7 @@ def test_usual_texts(name: str) -> None:
     assert str(found.values.to_pylist()) == str(pa.array(values, found.values.type).to_pylist())
 
 
+@pytest.mark.law("L6")
 @pytest.mark.parametrize(
     ("zero_date", "values", "unproven", "zero_dates"),
     [

@@ -149,6 +149,7 @@ def _errors(report: RunReport) -> dict[str, str | None]:
     return {table.topic: table.error for table in report.tables}
 
 
+@pytest.mark.law("L7")
 @pytest.mark.parametrize(("since", "known"), [(1, False), (2, True)])
 def test_the_tables_of_a_topic_without_an_answer_wait_and_no_others(
     store: SqlStateStore, since: int, *, known: bool
