@@ -426,7 +426,7 @@ class Snapshot:
     """Decides if the next part of a table's snapshot can be read, and plans the part.
 
     Used by one thread at a time. ``asked``: the user's requests about the table's snapshots.
-    ``read_part_last``: True if the table's last batch was a part, among those that a part could have been.
+    ``read_part_last``: True if the last turn in which a part could be read has read one.
     """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:

@@ -35,7 +35,7 @@ from tidesink.sinks.worker.watermarks import MOST_WAITING
 class TopicReading:
     """Reads one table's topic: what is applied and skipped, and what comes next.
 
-    The worker's main thread calls this while no batch of the table runs. It may set ``seen`` at any time.
+    Used by one thread at a time. Only ``seen`` may be set while another thread runs a batch of the table.
 
     Attributes:
         lag: Number of records in the topic that were not applied when the worker last looked up offsets.

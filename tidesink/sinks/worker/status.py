@@ -133,10 +133,7 @@ class OldestRecords:
 
 
 class StatusDocuments:
-    """Makes the status documents of one table from the parts of its task.
-
-    They may be made in any thread, also while a batch of the table runs.
-    """
+    """Makes the status documents of one table from the parts of its task. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -215,7 +212,7 @@ class StatusDocuments:
 
 
 class ReportedState:
-    """The state of one table, which its status in the state store and the worker's listeners show.
+    """The state of one table. Each change is saved in the table's status and reported to the listeners.
 
     Attributes:
         state: The table's state, as in its status: IDLE, RUNNING, PAUSED or FAILING.

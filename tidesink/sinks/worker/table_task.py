@@ -1,4 +1,12 @@
-"""The task of one table in a worker: opens it, runs its batches, counts its events, and saves its status."""
+"""The task of one table in a worker: takes the table's turns, runs its batches, and obeys users' requests.
+
+The parts of a task are in modules of their own. Each owns its state:
+
+- ``OpenTable``: the table at the target, its progress, and the decoding of its topic.
+- ``TopicReading``: how far the topic was read, and what comes next.
+- ``ReportedState``: the table's state, error and status.
+- ``TableTurns``: does the steps of a turn, which ``next_step`` chooses. ``BatchRunner``: runs the batches.
+"""
 
 from __future__ import annotations
 
