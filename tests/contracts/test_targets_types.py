@@ -63,7 +63,7 @@ def forms(type_row: TypeRow) -> list[tuple[ColumnType, tuple[Any, Any]]]:
     if type_row.reader == "bit":
         return [(ColumnType(name, length=length), values) for length, values in BITS.items()]
     if type_row.reader in ("integer", "unsigned64"):
-        limits = type_row.minimum if type_row.minimum is not None else 1901, type_row.maximum or 2155
+        limits = type_row.bounds or (1901, 2155)
         if type_row.reader == "unsigned64":
             return [(ColumnType(name), (Decimal(limits[0]), Decimal(limits[1])))]
         return [(ColumnType(name), limits)]

@@ -23,7 +23,6 @@ CLASSES_WITH_MORE_METHODS: Final = {"tidesink/sinks/kafka/consume.py RangeReader
 DATACLASSES_WITH_MORE_FIELDS: Final = {
     "tidesink/codecs/base.py CodecOptions",
     "tidesink/sinks/batch/counts.py BatchSummary",
-    "tidesink/typemap/table.py TypeRow",
 }
 # json and http are the standard library's; the rest say nothing.
 REFUSED_NAMES: Final = {

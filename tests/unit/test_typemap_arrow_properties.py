@@ -27,7 +27,7 @@ from tidesink.typemap.values import integer_bounds
 
 def _kind(column_type: ColumnType) -> tuple[object, ...]:
     row = row_of(column_type)
-    return (row.reader, row.minimum, row.maximum, replace(column_type, name=""))
+    return (row.reader, row.bounds, replace(column_type, name=""))
 
 
 ZONES: Final = (

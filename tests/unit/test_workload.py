@@ -154,8 +154,8 @@ def test_has_every_type_with_its_extremes_and_null() -> None:
     for row in TYPES:
         values = {value for name, value in found if name == row.name}
         assert None in values, row.name
-        if row.minimum is not None and row.name != "year":
-            assert {row.minimum, row.maximum} <= values, row.name
+        if row.bounds is not None and row.name != "year":
+            assert {*row.bounds} <= values, row.name
     text = {value for name, value in found if name == "time"}
     assert {"-838:59:59.0000", "838:59:59.0000"} <= text
     assert {"0000-00-00", "1000-01-01", "9999-12-31"} <= {value for name, value in found if name == "date"}

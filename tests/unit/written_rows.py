@@ -81,7 +81,8 @@ def cases() -> list[tuple[str, Case]]:
 
 def _of(row: TypeRow) -> list[Case]:
     if row.reader in ("integer", "unsigned64"):
-        least, most = (1901 if row.name == "year" else row.minimum or 0), row.maximum or 0
+        least, most = row.bounds or (0, 0)
+        least = 1901 if row.name == "year" else least
         decimal = row.reader == "unsigned64"
         return [
             Case(ColumnType(row.name), Decimal(value) if decimal else value, value) for value in (least, most)

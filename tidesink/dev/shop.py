@@ -406,7 +406,7 @@ def random_value(random: Random, column: Column) -> Value:
 def _integer(random: Random, column: Column, row: TypeRow) -> Value:
     if row.name == "year":
         return random.choice((0, 1901, 2155, random.randint(1950, 2050)))
-    low, high = row.minimum or 0, row.maximum or 0
+    low, high = row.bounds or (0, 0)
     if column.type.length == 1 and row.name == "tinyint":
         return random.randint(0, 1)
     return random.choice((low, high, 0, random.randint(low, high), random.randint(0, 100)))

@@ -477,12 +477,12 @@ def _with_all_digits(word: str, wanted: str, database: Database) -> str:
 def _holds_all(column: TargetColumn, word: str, database_type: str, kind: Kind) -> bool:
     """Returns True if a native integer type has room for every value of the source's type."""
     bits, row = _BITS.get(word), row_of(column.type)
-    if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
+    if bits is None or kind != "integer" or row.bounds is None:
         return False
     least, most = (
         (0, 2**bits - 1) if "unsigned" in database_type else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     )
-    return least <= row.minimum and row.maximum <= most
+    return least <= row.bounds[0] and row.bounds[1] <= most
 
 
 def _staged(column: TargetColumn, kind: Kind, database: Database) -> str:

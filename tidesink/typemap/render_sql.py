@@ -160,7 +160,7 @@ def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
     ``spark``: the column's Spark type, which may be wider than the entry's Spark type. If it is None, the
     result has the letters ``p`` and ``s`` for the precision and scale of a decimal.
     """
-    named = row.postgres if database == "postgres" else row.mysql
+    named = row.named.postgres if database == "postgres" else row.named.mysql
     if named and spark in (None, row.spark):
         return named
     return of_spark(spark or row.spark.format(p="p", s="s"), database)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
@@ -36,6 +36,16 @@ NUMBER_READERS: Final[frozenset[Reader]] = frozenset(get_args(NumberReader))
 SPARK_MAX_PRECISION = 38
 
 
+class Named(NamedTuple):
+    """The name of a type in each database, spelled as in its catalog; None for the type of ``render_sql``."""
+
+    postgres: str | None = None
+    mysql: str | None = None
+
+
+_AS_RENDERED: Final = Named()
+
+
 @dataclass(frozen=True)
 class TypeRow:
     """One SQL type, and its counterparts in Avro, canal-json, Python, Spark and the target databases.
@@ -47,8 +57,8 @@ class TypeRow:
     TiDB shows if the DDL has no width. ``parameter``: the member of ``connect.parameters`` in addition to
     ``tidb_type``. ``from_avro``: True for the row used for an Avro field of this ``tidb_type``, if several
     rows share it. ``lost``: what the target does not store as the source does, for the documentation.
-    ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if it is not the
-    type that ``render_sql`` has for the Spark type.
+    ``bounds``: the least and the greatest value of an integer type. ``named``: the type in databases that do
+    not use the type that ``render_sql`` has for the Spark type.
     """
 
     name: str
@@ -62,13 +72,11 @@ class TypeRow:
     avro_string_mode: str | None = None
     sql_type_above: tuple[int, int] | None = None
     display_width: int | None = None
-    minimum: int | None = None
-    maximum: int | None = None
+    bounds: tuple[int, int] | None = None
     from_avro: bool = False
     parameter: Literal["length", "allowed"] | None = None
     lost: str = ""
-    postgres: str | None = None
-    mysql: str | None = None
+    named: Named = _AS_RENDERED
 
 
 def _words(words: str) -> tuple[str, ...]:
@@ -87,8 +95,7 @@ def _integer(name: str, bits: int, avro: str, sql_type: int, spark: str, width: 
         python="int",
         spark=spark,
         display_width=width,
-        minimum=0 if unsigned else -(2 ** (bits - 1)),
-        maximum=2**bits - 1 if unsigned else 2 ** (bits - 1) - 1,
+        bounds=(0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
         **extra,
     )
 
@@ -105,7 +112,7 @@ def _temporal(
     name: str, sql_type: int, reader: Reader, spark: str, lost: str, mysql: str | None = None
 ) -> TypeRow:
     row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", spark, from_avro=True, lost=lost)
-    return replace(row, mysql=mysql)
+    return replace(row, named=Named(mysql=mysql))
 
 
 def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
@@ -131,10 +138,10 @@ _DECIMAL = _words("numeric, dec, fixed, number")
 _DOUBLE = _words("real, double precision, float8")
 # Types that are written as text in the modes named ``string``.
 _AS_TEXT: Final[dict[str, Any]] = {"avro_string_mode": "string", "from_avro": True}
-_BIGINT: Final[dict[str, Any]] = {"sql_type_above": (2**63 - 1, 3), "mysql": "bigint unsigned"}
+_BIGINT: Final[dict[str, Any]] = {"sql_type_above": (2**63 - 1, 3), "named": Named(mysql="bigint unsigned")}
 _BIT: Final[dict[str, Any]] = {"display_width": 1, "from_avro": True, "parameter": "length"}
 # 0000, then 1901 to 2155.
-_YEAR: Final[dict[str, Any]] = {"display_width": 4, "minimum": 0, "maximum": 2155, "from_avro": True}
+_YEAR: Final[dict[str, Any]] = {"display_width": 4, "bounds": (0, 2155), "from_avro": True}
 
 TYPES: tuple[TypeRow, ...] = (
     _integer("tinyint", 8, "int", -6, "int", 4, spellings=("int1",), lost=_NO_WIDTH),
@@ -176,7 +183,7 @@ TYPES: tuple[TypeRow, ...] = (
     TypeRow("bit", "BIT", "bytes", -7, "bit", "int", "bigint", lost="BIT(64) is decimal(20,0)", **_BIT),
     _labelled("enum", 4, "enum"),
     _labelled("set", -7, "set"),
-    _text("json", 12, tidb_type="JSON", from_avro=True, spellings=("jsonb",), postgres="json", mysql="json"),
+    _text("json", 12, tidb_type="JSON", from_avro=True, spellings=("jsonb",), named=Named("json", "json")),
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),

@@ -164,7 +164,7 @@ def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
         return 0, (1 << (column_type.length or 64)) - 1
     if row.reader not in ("integer", "unsigned64"):
         return None
-    return row.minimum or 0, row.maximum if row.maximum is not None else _UNSIGNED[1]
+    return row.bounds or (0, _UNSIGNED[1])
 
 
 def _float64(column_type: ColumnType) -> Callable[[str], float]:
