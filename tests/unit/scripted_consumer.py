@@ -38,6 +38,7 @@ class ScriptedConsumer:
         self.calls, self.low, self.high = list(calls), low, high
         self.now, self.is_closed = 0.0, False
         self.asked: list[int] = []
+        self.ends_asked = 0
         self.assigned: list[tuple[int, int]] = []
         self.dropped: list[int] = []
         self.paused: list[int] = []
@@ -70,6 +71,7 @@ class ScriptedConsumer:
         return messages
 
     def get_watermark_offsets(self, _place: TopicPartition, timeout: float) -> tuple[int, int]:
+        self.ends_asked += 1
         self.now += timeout if self.high is None else 0.0
         if self.high is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))

@@ -186,6 +186,9 @@ def test_a_partition_that_ends_before_the_range_lost_records() -> None:
     # The end may be that of a broker that lags.
     late: Calls = [[end(1)], [], [record(1)], *[[] for _ in range(9)], [end(2)], [], [record(2)]]
     assert read(ScriptedConsumer([[record(0)], *late]), {0: OffsetBounds(0, 3)}) == [0, 1, 2]
+    # A record after the end shows that the end is no longer there.
+    later: Calls = [[end(1)], [record(1)], *[[] for _ in range(20)], [record(2)]]
+    assert read(ScriptedConsumer([[record(0)], *later]), {0: OffsetBounds(0, 3)}) == [0, 1, 2]
 
 
 def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
@@ -201,6 +204,7 @@ def test_a_range_without_an_end_may_rest_where_the_partition_ends() -> None:
         consumer.error_cb(KafkaError(code))
         for _ in range(100):
             assert wanted.consume(9, 1.0) == []
+    assert consumer.ends_asked == 3
     consumer.error_cb(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     consumer.high = None
     with pytest.raises(BrokerUnavailableError, match="_ALL_BROKERS_DOWN") as caught:
