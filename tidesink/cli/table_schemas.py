@@ -127,7 +127,7 @@ def _batch(messages: Sequence[Message]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
 
 
-class _Memory:
+class _MemoryStore:
     """A state store in memory for one command.
 
     Of ``stored``, the pipeline's own store, only answers of the source database and statuses are read. None:
@@ -177,7 +177,7 @@ class SampledTopic:
         self._config = config
         self._records = records
         self._registry = registry
-        self._store = _Memory(stored)
+        self._store = _MemoryStore(stored)
         self.topic = records.topic
         self._ddl = TopicDdl(
             self.topic, pipeline=config.pipeline, store=self._store, tell=lambda _topic, _warning: None
@@ -265,13 +265,13 @@ class OpenedTable(NamedTuple):
     Attributes:
         plan: The decode plan, with the columns that the target gets.
         types_from: Where the column types come from.
-        told: Warnings of the schema source.
+        all_warnings: All warnings of the schema source.
         reported: The table's columns as reported by DDL, or None.
     """
 
     plan: DecodePlan
     types_from: TypesFrom
-    told: tuple[str, ...]
+    all_warnings: tuple[str, ...]
     reported: SourceColumns | None
 
     @property
@@ -283,7 +283,7 @@ class OpenedTable(NamedTuple):
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the schema source, except reasons of column types, which depend on the target."""
         reasons = {f"column {column.name}: {column.reason}" for column in self.shape.columns}
-        return tuple(text for text in self.told if text not in reasons)
+        return tuple(text for text in self.all_warnings if text not in reasons)
 
     @property
     def renames(self) -> tuple[tuple[str, str], ...]:
