@@ -10,6 +10,7 @@ import pickle
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -50,19 +51,17 @@ _ANSWERS: Final = ("looked-up-types", "looked-up-columns")
 class SampledRecords:
     """The sampled records of one topic, as the reader of a schema source (``TopicReader``).
 
-    ``messages``: the records, each partition's in the order of their offsets. A record that is listed again
-    is ignored. ``opens_up_to``: compressed values are decompressed for a question, if they then have at most
-    this number of bytes.
+    ``messages``: the records, in any order. ``opens_up_to``: compressed values are decompressed for a
+    question, if they then have at most this number of bytes.
     """
 
     def __init__(self, topic: str, messages: Iterable[Message], *, opens_up_to: int | None = None) -> None:
         self.topic = topic
         self._opens_up_to = opens_up_to
         self._messages: dict[int, list[Message]] = defaultdict(list)
-        for message in messages:
-            found = self._messages[message.partition]
-            if not found or found[-1].offset < message.offset:
-                found.append(message)
+        by_place = {(message.partition, message.offset): message for message in messages}
+        for _, message in sorted(by_place.items()):
+            self._messages[message.partition].append(message)
 
     @property
     def tasks(self) -> int:
@@ -187,6 +186,15 @@ class SampledTopic:
     def define(self, statement: DdlStatement) -> None:
         """Apply a statement that is not in the topic, as if it had been read just now."""
         self._ddl.define(self._records.offsets, statement)
+
+    def of_records(self, records: SampledRecords) -> SampledTopic:
+        """Returns the same topic with only these records, for example the ones that concern one table.
+
+        Both share the topic's table definitions, and what schema sources have stored.
+        """
+        topic = copy(self)
+        topic._records = records
+        return topic
 
     def ddl(self, _topic: str) -> TopicDdl:
         """Returns the topic's table definitions, which come from the DDL events among the records."""
