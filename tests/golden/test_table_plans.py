@@ -76,7 +76,7 @@ Columns = list[tuple[str, str]]
 
 
 class Shown(NamedTuple):
-    """A table as ``plan`` shows it, or as a worker opens it; ``problem``: why it does not."""
+    """A table as ``plan`` shows it, or as a worker opens it; ``problem``: the reason why it does not."""
 
     keys: tuple[str, ...]
     columns: Columns
@@ -130,7 +130,7 @@ class Given(NamedTuple):
 
 
 def _opened(given: Given, topic: str, table: TableId, folder: Path) -> Shown:
-    """What a worker opens once it has read the topic, batch by batch."""
+    """The table as a worker opens it, after it has read the topic batch by batch."""
     config, source = given.config, Held(given.topics[topic])
     around = surroundings(config, cast("Any", None), folder, registry=given.registry)
     topics = Topics(config.pipeline, source, around.store, ask=lambda: cast("Any", Brokers(source)))

@@ -612,7 +612,9 @@ def _table_named(message: Message) -> TableId | None:
 def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
     topic = read.topic
     codec = CanalJsonCodec(options=config.source.codec_options(), definitions=config.definitions())
-    tables: set[TableId] = set()
+    tables: dict[TableId, list[Message]] = {}
+    # Records without rows, such as DDL, concern all tables.
+    others: list[Message] = []
     bad = defaultdict[TableId | None, Undecodable](Undecodable)
     messages = [*read.records(config)]
     for message in messages:
@@ -620,18 +622,23 @@ def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iter
             events = codec.decode(message)
         except DecodeError as error:
             bad[_table_named(message)].errors.append(shown_error(error))
-            continue
-        tables |= {event.table for event in events if isinstance(event, ChangeEvent)}
-    records = SampledRecords(topic, messages, opens_up_to=config.source.opens_up_to)
-    sampled = SampledTopic(config, records, stored=stored)
+            events = ()
+        named = {event.table for event in events if isinstance(event, ChangeEvent)}
+        for table in named:
+            tables.setdefault(table, []).append(message)
+        if not named:
+            others.append(message)
+    most = config.source.opens_up_to
+    sampled = SampledTopic(config, SampledRecords(topic, others, opens_up_to=most), stored=stored)
     sampled.tables(topic).add(sorted(tables))
-    for table in sorted(tables):
+    for table, own in sorted(tables.items()):
         errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
-        plan = _canal_table(config, sampled, table)
+        records = SampledRecords(topic, [*others, *own], opens_up_to=most)
+        plan = _canal_table(config, sampled.of_records(records), table)
         yield read.noted(Undecodable(len(messages), errors).reported_in(config, plan))
-    for named, left in bad.items():
-        if named is not None or not tables:
-            plan = TablePlan(named, topic)
+    for about, left in bad.items():
+        if about is not None or not tables:
+            plan = TablePlan(about, topic)
             yield read.noted(Undecodable(len(messages), left.errors).reported_in(config, plan))
     if not tables and not bad:
         yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))

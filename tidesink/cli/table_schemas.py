@@ -10,6 +10,7 @@ import pickle
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -50,19 +51,17 @@ _ANSWERS: Final = ("looked-up-types", "looked-up-columns")
 class SampledRecords:
     """The sampled records of one topic, as the reader of a schema source (``TopicReader``).
 
-    ``messages``: the records, each partition's in the order of their offsets. A record that is listed again
-    is ignored. ``opens_up_to``: compressed values are decompressed for a question, if they then have at most
-    this number of bytes.
+    ``messages``: the records, in any order. ``opens_up_to``: compressed values are decompressed for a
+    question, if they then have at most this number of bytes.
     """
 
     def __init__(self, topic: str, messages: Iterable[Message], *, opens_up_to: int | None = None) -> None:
         self.topic = topic
         self._opens_up_to = opens_up_to
         self._messages: dict[int, list[Message]] = defaultdict(list)
-        for message in messages:
-            found = self._messages[message.partition]
-            if not found or found[-1].offset < message.offset:
-                found.append(message)
+        by_place = {(message.partition, message.offset): message for message in messages}
+        for _, message in sorted(by_place.items()):
+            self._messages[message.partition].append(message)
 
     @property
     def tasks(self) -> int:
@@ -127,7 +126,7 @@ def _batch(messages: Sequence[Message]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
 
 
-class _Memory:
+class _MemoryStore:
     """A state store in memory for one command.
 
     Of ``stored``, the pipeline's own store, only answers of the source database and statuses are read. None:
@@ -177,7 +176,7 @@ class SampledTopic:
         self._config = config
         self._records = records
         self._registry = registry
-        self._store = _Memory(stored)
+        self._store = _MemoryStore(stored)
         self.topic = records.topic
         self._ddl = TopicDdl(
             self.topic, pipeline=config.pipeline, store=self._store, tell=lambda _topic, _warning: None
@@ -187,6 +186,15 @@ class SampledTopic:
     def define(self, statement: DdlStatement) -> None:
         """Apply a statement that is not in the topic, as if it had been read just now."""
         self._ddl.define(self._records.offsets, statement)
+
+    def of_records(self, records: SampledRecords) -> SampledTopic:
+        """Returns the same topic with only these records, for example the ones that concern one table.
+
+        Both share the topic's table definitions, and what schema sources have stored.
+        """
+        topic = copy(self)
+        topic._records = records
+        return topic
 
     def ddl(self, _topic: str) -> TopicDdl:
         """Returns the topic's table definitions, which come from the DDL events among the records."""
@@ -265,13 +273,13 @@ class OpenedTable(NamedTuple):
     Attributes:
         plan: The decode plan, with the columns that the target gets.
         types_from: Where the column types come from.
-        told: Warnings of the schema source.
+        all_warnings: All warnings of the schema source.
         reported: The table's columns as reported by DDL, or None.
     """
 
     plan: DecodePlan
     types_from: TypesFrom
-    told: tuple[str, ...]
+    all_warnings: tuple[str, ...]
     reported: SourceColumns | None
 
     @property
@@ -283,7 +291,7 @@ class OpenedTable(NamedTuple):
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the schema source, except reasons of column types, which depend on the target."""
         reasons = {f"column {column.name}: {column.reason}" for column in self.shape.columns}
-        return tuple(text for text in self.told if text not in reasons)
+        return tuple(text for text in self.all_warnings if text not in reasons)
 
     @property
     def renames(self) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""What a schema source needs to find a table's columns: in a worker, or in a command without Spark."""
+"""The parts that a schema source uses to find a table's columns, in a worker or in a command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Retries(Protocol):
 
 
 class Noting(Protocol):
-    """Interface: runs a step that uses the state store, and that a table can do without."""
+    """Interface: runs an optional step of a table that uses the state store."""
 
     def __call__(self, table: TableId, step: Callable[[], T], /, *, unless: str) -> T | None:
         """Returns the step's result. If the store does not answer, logs ``unless`` and returns None."""
@@ -56,7 +56,7 @@ class Noting(Protocol):
 
 @dataclass(frozen=True)
 class DecodingParts:
-    """What a schema source needs to find a table's columns.
+    """The parts that a schema source uses to find a table's columns.
 
     Attributes:
         config: The pipeline's config.
@@ -66,7 +66,7 @@ class DecodingParts:
         reader: Reads records of topics.
         check_filter: Checks a table's filter.
         retries: Returns the policy by which a failed step is tried again.
-        noting: Runs a step that uses the state store, and that a table can do without.
+        noting: Runs an optional step of a table that uses the state store.
         check_stop: Raises StopRequestedError if a stop was requested.
     """
 
