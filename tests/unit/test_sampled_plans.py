@@ -1,0 +1,132 @@
+"""What ``plan`` makes of the sampled records of a topic, by the schema source of a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.unit.canal_messages import row_message
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
+from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
+from tidesink.cli.table_schemas import SampledRecords
+from tidesink.config import Config
+from tidesink.events import Message, TableId
+from tidesink.schema_registry import MemorySchemaRegistry, subject
+from tidesink.sinks.kafka.offsets import OffsetRange
+
+T = TableId("s", "t")
+TOPIC = "s_t"
+
+
+def _canal(config: Config, *values: dict[str, Any] | bytes) -> list[TablePlan]:
+    messages = [
+        Message("app", 0, at, None, one if isinstance(one, bytes) else orjson.dumps(one), at)
+        for at, one in enumerate(values)
+    ]
+    return list(_canal_json(config, Sample("app", 100, read=lambda *_, **__: iter(messages)), None))
+
+
+BARE = row_message({"a": "1"}, pkNames=[], mysqlType={"a": "decimal"})
+
+
+def test_a_table_without_a_key_is_shown_with_its_columns() -> None:
+    (plan,) = _canal(right(CANAL_JSON), BARE)
+    assert "keys: [...]" in (plan.problem or "")
+    assert "mysqlType" in plan.warnings[0]
+    assert ("no precision" in plan.columns[0].note, plan.types_from) == (True, "rows")
+    (plan,) = _canal(right(changed(CANAL_JSON, tables=[{"name": "s.t", "keys": ["a"]}])), BARE)
+    assert (plan.problem, plan.keys) == (None, ("a",))
+
+
+def test_a_definition_gives_the_types() -> None:
+    sql = "CREATE TABLE t (a DECIMAL(9,2) PRIMARY KEY)"
+    (plan,) = _canal(right(changed(CANAL_JSON, tables=[{"name": "s.t", "definition": sql}])), BARE)
+    assert (plan.types_from, plan.columns[0].target_type) == ("definition", "decimal(9,2)")
+
+
+def test_a_record_that_cannot_be_decoded_hides_no_table() -> None:
+    (plan,) = _canal(right(CANAL_JSON), row_message({"id": "1"}), b"{broken")
+    assert "1 of the 2 sampled records cannot be decoded" in (plan.problem or "")
+    assert plan.columns
+
+
+def test_a_canal_json_table_has_the_columns_of_all_its_rows() -> None:
+    other = row_message({"id": "1", "z": "1"}, table="u")
+    plans = _canal(
+        right(CANAL_JSON),
+        row_message({"id": "1", "a": "x"}),
+        other,
+        row_message({"id": "2", "b": "x"}),
+    )
+    shown = {plan.table: [column.name for column in plan.columns] for plan in plans}
+    assert shown == {T: ["id", "a", "b"], TableId("s", "u"): ["id", "z"]}
+
+
+def _record(*names: str) -> str:
+    fields = [{"name": name, "type": {"type": "int", "connect.parameters": INT}} for name in names]
+    return json.dumps({"type": "record", "name": "t", "namespace": "default.s", "fields": fields})
+
+
+INT = {"tidb_type": "INT"}
+
+
+def _registered(keys: Sequence[str], values: Sequence[str], **settings: Any) -> TablePlan:
+    registry = MemorySchemaRegistry()
+    for text in keys:
+        registry.register(subject(TOPIC, "key"), text)
+    for text in values:
+        registry.register(subject(TOPIC, "value"), text)
+    return _flat_avro(right(changed(FLAT_AVRO, **settings)), registry, TOPIC, T)
+
+
+def test_the_key_of_a_flat_avro_table_is_that_of_its_first_schema() -> None:
+    """The target's table has this key. Records with another key are bad records."""
+    plan = _registered([_record("a"), _record("a", "b")], [_record("a", "b")])
+    assert (plan.keys, plan.problem) == (("a",), None)
+    (warning,) = [text for text in plan.warnings if "are bad records" in text]
+    assert "The key of the source table was changed" in warning
+    newest = _registered([_record("a"), _record("a", "b")], [_record("a", "b")], defaults={"start": "latest"})
+    assert newest.keys == ("a", "b")
+
+
+def test_a_bad_schema_among_several_refuses_only_its_records() -> None:
+    odd = json.dumps(
+        {"type": "record", "name": "t", "namespace": "default.s", "fields": [{"name": "x", "type": "int"}]}
+    )
+    plan = _registered([_record("a")], [_record("a", "b"), odd])
+    assert (plan.problem, [column.name for column in plan.columns]) == (None, ["a", "b"])
+    (warning,) = [text for text in plan.warnings if "are bad records" in text]
+    assert warning.startswith("Records whose value has the schema id")
+
+
+def test_a_debezium_table_has_the_columns_of_all_schemas_that_its_records_have() -> None:
+    def sent(at: int, **row: int) -> Message:
+        value = {
+            "before": None,
+            "after": row,
+            "op": "c",
+            "source": {"connector": "mysql", "db": "s", "table": "t"},
+        }
+        return Message(TOPIC, 0, at, b'{"id":1}', orjson.dumps(value), at)
+
+    messages = [sent(0, id=1, a=1), sent(1, id=2, b=1)]
+    sql = "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)"
+    source = {"source__protocol": "debezium-json", "source__topics": "{schema}_{table}"}
+    config = right(changed(CANAL_JSON, **source, tables=[{"name": "s.t", "definition": sql}]))
+    plan = _by_records(config, None, Sample(TOPIC, 9, read=lambda *_, **__: iter(messages)), None)
+    assert (plan.problem, [column.name for column in plan.columns]) == (None, ["id", "a", "b"])
+
+
+@pytest.mark.parametrize(("start", "end", "offsets"), [(0, 9, [3, 5]), (4, 6, [5]), (6, 9, [])])
+def test_a_range_of_a_sample_has_the_records_within(start: int, end: int, offsets: list[int]) -> None:
+    plain = Message("t", 1, 5, None, b"x")
+    records = SampledRecords("t", [plain, replace(plain, offset=3), plain])
+    part = OffsetRange("t", 1, start, end)
+    assert [message.offset for message in records.messages_here([part])] == offsets
+    assert records.ranges == (OffsetRange("t", 1, 3, 6),)
+    assert records.ask([part], lambda batches: sum(batch.num_rows for batch in batches)) == [len(offsets)]
