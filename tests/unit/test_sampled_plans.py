@@ -77,9 +77,10 @@ INT = {"tidb_type": "INT"}
 
 def _registered(keys: Sequence[str], values: Sequence[str], **settings: Any) -> TablePlan:
     registry = MemorySchemaRegistry()
-    for part, texts in (("key", keys), ("value", values)):
-        for text in texts:
-            registry.register(subject(TOPIC, part), text)
+    for text in keys:
+        registry.register(subject(TOPIC, "key"), text)
+    for text in values:
+        registry.register(subject(TOPIC, "value"), text)
     return _flat_avro(right(changed(FLAT_AVRO, **settings)), registry, TOPIC, T)
 
 
