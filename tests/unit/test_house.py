@@ -19,7 +19,7 @@ MOST_METHODS: Final = 25
 MOST_FIELDS: Final = 16
 MOST_PARAMETERS: Final = 8
 # What is over these limits. The lists only shrink: an entry goes once its class is within the limit.
-CLASSES_WITH_MORE_METHODS: Final = {"tidesink/sinks/kafka/consume.py RangeReader"}
+CLASSES_WITH_MORE_METHODS: Final = set[str]()
 DATACLASSES_WITH_MORE_FIELDS: Final = {
     "tidesink/codecs/base.py CodecOptions",
     "tidesink/sinks/batch/counts.py BatchSummary",

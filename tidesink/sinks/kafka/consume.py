@@ -165,6 +165,127 @@ class _Position:
             self.short_end = None
 
 
+class _RangeErrors:
+    """The errors of a reader's ranges: which one an answer of Kafka or a silence becomes.
+
+    ``open_ranges``: the positions of the ranges that are not complete, which the reader changes.
+    """
+
+    def __init__(
+        self, opened: AssignedConsumer, topic: str, open_ranges: Mapping[int, _Position], limits: ReadLimits
+    ) -> None:
+        self._opened, self._topic, self._limits = opened, topic, limits
+        self._open = open_ranges
+
+    def of_silence(self, number: int, position: _Position) -> SourceError | None:
+        refused, limits = self._opened.client_error, self._limits
+        if refused is not None and refused.code() in ABSENT and position.silent > _ABSENT_SECONDS:
+            return self.lasting(refused, number)
+        if position.silent > limits.refusal:
+            if self._opened.answer_refused:
+                return self._too_large(number)
+            if position.short_end is not None:
+                return self._ends_early(number, position.short_end)
+            if refused is not None and refused.code() in REFUSED:
+                return self._refused(refused, number)
+        if position.silent > limits.silence:
+            return self._unavailable(number, position.error or refused)
+        return None
+
+    def lasting(self, error: KafkaError, number: int | None) -> SourceError | None:
+        """Returns the error to raise, or None if librdkafka tries again by itself."""
+        code = error.code()
+        if code in _OF_THE_GROUP:
+            return None
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            return self._out_of_range(number)
+        if code in ABSENT:
+            return self._failure(
+                BrokerUnavailableError,
+                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its "
+                "brokers are starting. Check that the topic exists.",
+                number,
+            )
+        if code in REFUSED:
+            return self._refused(error, number)
+        if error.fatal() or not (error.retriable() or code in PASSING):
+            text = f"Kafka cannot return the records ({error.name()}). See the broker's log."
+            return self._failure(SourceError, text, number)
+        return None
+
+    def broken(self, exc: KafkaException) -> SourceError:
+        """Returns the error for a request that the client itself refuses."""
+        error = exc.args[0]
+        return self.lasting(error, None) or self._unavailable(None, error)
+
+    def _refused(self, error: KafkaError, number: int | None) -> SourceError:
+        # librdkafka reports a response that is too large as an error of the client, or of the requested
+        # partition.
+        if error.code() == KafkaError._BAD_MSG:
+            return self._too_large(number)
+        return self._failure(
+            SourceError, f"Kafka refuses the request ({error.name()}): {REFUSED[error.code()]}.", number
+        )
+
+    def _too_large(self, number: int | None) -> SourceError:
+        return self._failure(
+            SourceError,
+            f"A response of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
+            f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
+            "topic's largest record batch. If the error remains, the topic's data on the broker are damaged.",
+            number,
+        )
+
+    def _unavailable(self, number: int | None, error: KafkaError | None) -> SourceError:
+        name = f" ({error.name()})" if error is not None else ""
+        return self._failure(
+            BrokerUnavailableError,
+            f"Kafka did not answer for {self._limits.silence:.0f} seconds{name}. Check that the brokers run "
+            "and that bootstrap.servers is right.",
+            number,
+        )
+
+    def _ends_early(self, number: int, end: int) -> SourceError:
+        return self._failure(
+            SourceError,
+            f"The partition ends at offset {end}, but records up to offset {self._open[number].end} were "
+            f"expected. Kafka lost records, or the topic was deleted and recreated. {self._limits.short}",
+            number,
+        )
+
+    def _out_of_range(self, number: int | None) -> SourceError:
+        number = self._named(number)
+        position, watermarks = self._open[number], self.watermarks(number)
+        if watermarks is None:
+            why = "do not exist: they expired, or the topic was deleted and recreated"
+        elif watermarks[0] > position.next:
+            why = f"expired: the partition begins at {watermarks[0]} now, because retention deleted the "
+            why += "earlier records"
+        else:
+            why = f"do not exist: the partition ends at {watermarks[1]}, so Kafka lost records or the topic "
+            why += "was recreated"
+        return self._failure(
+            SourceError,
+            f"Offsets from {position.next} on {why}. Nothing was skipped. {self._limits.expired}",
+            number,
+        )
+
+    def watermarks(self, number: int) -> tuple[int, int] | None:
+        topic_partition = TopicPartition(self._topic, number)
+        try:
+            return self._opened.consumer.get_watermark_offsets(topic_partition, timeout=_WATERMARK_SECONDS)
+        except KafkaException:
+            return None
+
+    def _failure(self, error: type[SourceError], text: str, number: int | None) -> SourceError:
+        number = self._named(number)
+        return error(text, topic=self._topic, partition=number, offset=self._open[number].next)
+
+    def _named(self, number: int | None) -> int:
+        """Returns the partition that an error names, or an open one if it names none."""
+        return number if number is not None and number in self._open else min(self._open)
+
+
 class RangeReader:
     """Reads one range of each partition of a topic, once. The module's docstring has the rules.
 
@@ -192,12 +313,13 @@ class RangeReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._opened, self._consumer, self._topic = opened, opened.consumer, topic
-        self._limits, self._clock = limits, clock
+        self._clock = clock
         self._open = {
             number: _Position(bounds)
             for number, bounds in ranges.items()
             if bounds.end is None or bounds.start < bounds.end
         }
+        self._errors = _RangeErrors(opened, topic, self._open, limits)
         # The range, if there is only one: its records need no look-up of their partition.
         self._lone = next(iter(self._open.items())) if len(self._open) == 1 else None
         self._unreached, self._complete_ranges = set(self._open), set[int]()
@@ -207,7 +329,7 @@ class RangeReader:
         try:
             self._consumer.assign(places)
         except KafkaException as exc:
-            raise self._broken(exc) from exc
+            raise self._errors.broken(exc) from exc
 
     @property
     def open_partitions(self) -> Set[int]:
@@ -242,7 +364,7 @@ class RangeReader:
         try:
             messages = self._consumer.consume(most, timeout)
         except KafkaException as exc:
-            raise self._broken(exc) from exc
+            raise self._errors.broken(exc) from exc
         if messages and not any(map(Message.error, messages)) and self._is_lone_run(messages):
             return messages
         heard = set[int]()
@@ -340,131 +462,23 @@ class RangeReader:
                 self._check_silent(number, position)
 
     def _check_silent(self, number: int, position: _Position) -> None:
-        error = self._error_of_silence(number, position)
+        error = self._errors.of_silence(number, position)
         if error is None:
             return
-        if position.end is not None or not position.at_end or self._watermarks(number) is None:
+        if position.end is not None or not position.at_end or self._errors.watermarks(number) is None:
             raise error
         self._opened.client_error, position.silent = None, 0.0
-
-    def _error_of_silence(self, number: int, position: _Position) -> SourceError | None:
-        refused, limits = self._opened.client_error, self._limits
-        if refused is not None and refused.code() in ABSENT and position.silent > _ABSENT_SECONDS:
-            return self._lasting(refused, number)
-        if position.silent > limits.refusal:
-            if self._opened.answer_refused:
-                return self._too_large(number)
-            if position.short_end is not None:
-                return self._ends_early(number, position.short_end)
-            if refused is not None and refused.code() in REFUSED:
-                return self._refused(refused, number)
-        if position.silent > limits.silence:
-            return self._unavailable(number, position.error or refused)
-        return None
 
     def _note_error(self, error: KafkaError, number: int | None) -> None:
         """Raise an error that librdkafka cannot overcome by itself.
 
         Any other error is remembered, so that it can be named if the brokers stay silent.
         """
-        lasting = self._lasting(error, number)
+        lasting = self._errors.lasting(error, number)
         if lasting is not None:
             raise lasting
         if error.code() not in _OF_THE_GROUP and number is not None and number in self._open:
             self._open[number].error = error
-
-    def _lasting(self, error: KafkaError, number: int | None) -> SourceError | None:
-        """Returns the error to raise, or None if librdkafka tries again by itself."""
-        code = error.code()
-        if code in _OF_THE_GROUP:
-            return None
-        if code == KafkaError._AUTO_OFFSET_RESET:
-            return self._out_of_range(number)
-        if code in ABSENT:
-            return self._failure(
-                BrokerUnavailableError,
-                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its "
-                "brokers are starting. Check that the topic exists.",
-                number,
-            )
-        if code in REFUSED:
-            return self._refused(error, number)
-        if error.fatal() or not (error.retriable() or code in PASSING):
-            text = f"Kafka cannot return the records ({error.name()}). See the broker's log."
-            return self._failure(SourceError, text, number)
-        return None
-
-    def _broken(self, exc: KafkaException) -> SourceError:
-        """Returns the error for a request that the client itself refuses."""
-        error = exc.args[0]
-        return self._lasting(error, None) or self._unavailable(None, error)
-
-    def _refused(self, error: KafkaError, number: int | None) -> SourceError:
-        # librdkafka reports a response that is too large as an error of the client, or of the requested
-        # partition.
-        if error.code() == KafkaError._BAD_MSG:
-            return self._too_large(number)
-        return self._failure(
-            SourceError, f"Kafka refuses the request ({error.name()}): {REFUSED[error.code()]}.", number
-        )
-
-    def _too_large(self, number: int | None) -> SourceError:
-        return self._failure(
-            SourceError,
-            f"A response of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
-            f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
-            "topic's largest record batch. If the error remains, the topic's data on the broker are damaged.",
-            number,
-        )
-
-    def _unavailable(self, number: int | None, error: KafkaError | None) -> SourceError:
-        name = f" ({error.name()})" if error is not None else ""
-        return self._failure(
-            BrokerUnavailableError,
-            f"Kafka did not answer for {self._limits.silence:.0f} seconds{name}. Check that the brokers run "
-            "and that bootstrap.servers is right.",
-            number,
-        )
-
-    def _ends_early(self, number: int, end: int) -> SourceError:
-        return self._failure(
-            SourceError,
-            f"The partition ends at offset {end}, but records up to offset {self._open[number].end} were "
-            f"expected. Kafka lost records, or the topic was deleted and recreated. {self._limits.short}",
-            number,
-        )
-
-    def _out_of_range(self, number: int | None) -> SourceError:
-        number = self._named(number)
-        position, watermarks = self._open[number], self._watermarks(number)
-        if watermarks is None:
-            why = "do not exist: they expired, or the topic was deleted and recreated"
-        elif watermarks[0] > position.next:
-            why = f"expired: the partition begins at {watermarks[0]} now, because retention deleted the "
-            why += "earlier records"
-        else:
-            why = f"do not exist: the partition ends at {watermarks[1]}, so Kafka lost records or the topic "
-            why += "was recreated"
-        return self._failure(
-            SourceError,
-            f"Offsets from {position.next} on {why}. Nothing was skipped. {self._limits.expired}",
-            number,
-        )
-
-    def _watermarks(self, number: int) -> tuple[int, int] | None:
-        topic_partition = TopicPartition(self._topic, number)
-        try:
-            return self._consumer.get_watermark_offsets(topic_partition, timeout=_WATERMARK_SECONDS)
-        except KafkaException:
-            return None
-
-    def _failure(self, error: type[SourceError], text: str, number: int | None) -> SourceError:
-        number = self._named(number)
-        return error(text, topic=self._topic, partition=number, offset=self._open[number].next)
-
-    def _named(self, number: int | None) -> int:
-        """Returns the partition that an error names, or an open one if it names none."""
-        return number if number is not None and number in self._open else min(self._open)
 
 
 def offset_of(message: Message) -> int:
