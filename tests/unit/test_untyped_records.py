@@ -19,6 +19,7 @@ from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tests.unit.test_worker_turns import _Looks
 from tests.unit.worker_bed import surroundings as worker_surroundings
 from tidesink.cli.record_types import MetRecords
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
@@ -362,7 +363,7 @@ def test_documents_are_typed_without_schemas(tmp_path: Path) -> None:
 
 
 def _met(config: Config, *messages: Message) -> MetRecords:
-    met = MetRecords(config.source.codec_options())
+    met = MetRecords(config.source.options_of(DebeziumOptions))
     for message in messages:
         (event,) = met.codec.decode(message)
         assert isinstance(event, ChangeEvent)

@@ -17,12 +17,12 @@ from tidesink.codecs.debezium.inference import (
     first_row,
     inferred_columns,
 )
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import ChangeEvent, Column, TableId, TableSchema
 from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, first_writer
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
 
 if TYPE_CHECKING:
-    from tidesink.codecs.base import CodecOptions
     from tidesink.config import Config
 
 # Origin of a table's column types: a definition in the config, the topic's own DDL, the Avro schemas, the
@@ -46,7 +46,7 @@ class TypedRows(NamedTuple):
 class MetRecords:
     """Collects the column types of the rows of one topic. ``codec`` decodes the rows."""
 
-    def __init__(self, options: CodecOptions) -> None:
+    def __init__(self, options: DebeziumOptions) -> None:
         self.codec = LoneCodec(options, None)
         self._newest: tuple[InferredColumn, ...] = ()
         # By the identity of an event's schema object, which does not change.
@@ -108,7 +108,7 @@ def settled_types(
 
 
 def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
-    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    properties, options = config.source.confluent_properties(), config.source.options_of(DebeziumOptions)
     messages = [*peek(properties, topic, most=_LAST_RECORDS, ends=True)]
     for number in sorted({message.partition for message in messages}):
         writer = newest_typed([record for record in messages if record.partition == number], options)
@@ -127,7 +127,7 @@ def check_first_row(config: Config, topic: str) -> None:
         SourceUnavailableError: the source database or the broker does not answer.
         StateStoreError: the state store does not answer.
     """
-    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    properties, options = config.source.confluent_properties(), config.source.options_of(DebeziumOptions)
     row = first_row(peek(properties, topic, most=_FIRST_RECORDS), options)
     if row is not None:
         settled_types(config, topic, row.table, Writers().with_new([first_writer(row)]))

@@ -21,6 +21,7 @@ from tidesink.codecs.debezium.envelope import has_exact_names
 from tidesink.codecs.debezium.inference import UNTYPED, connector_of_event, facts_of, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
 from tidesink.config.models import idle_patterns, topic_tables
@@ -571,7 +572,7 @@ def _table_named(message: Message) -> TableId | None:
 def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
     definitions = config.definitions()
     for topic in topics:
-        codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
+        codec = CanalJsonCodec(options=config.source.options_of(CanalJsonOptions), definitions=definitions)
         seen: dict[TableId, _Seen] = {}
         bad = defaultdict[TableId | None, Undecodable](Undecodable)
         looked_at, read = 0, Sample(topic, sample)
@@ -634,7 +635,7 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
     """Return the plan of a topic with one table, from the rows in ``read``. Adds decode errors to ``bad``."""
     topic = read.topic
     stated, options = config.definitions(), config.source.codec_options()
-    met = MetRecords(options) if config.source.protocol == "debezium-json" else None
+    met = MetRecords(DebeziumOptions.of(options)) if config.source.protocol == "debezium-json" else None
     codec = (
         open_codec(config.source.protocol, options=options, registry=registry, definitions=stated)
         if met is None
@@ -705,7 +706,7 @@ def _canal_table(config: Config, table: TableId, observed: _Seen, definitions: T
     keys = settings.keys or tuple(column.name for column in handle)
     try:
         shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
-        if not keys and settings.mode != "append" and config.source.codec_options().sends_row_keys:
+        if not keys and settings.mode != "append" and config.source.sends_row_keys:
             shape = row_keyed(shape)
     except TidesinkError as error:
         return _unplanned(config, observed.topic, table, error.message)

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions, FlatAvroOptions
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CodecParts:
     messages with an AWS Glue header.
     """
 
-    options: CodecOptions
+    options: CodecOptions | None = None
     registry: SchemaRegistry | None = None
     table_of_topic: TableOfTopic | None = None
     definitions: TableDefinitions | None = None
@@ -42,7 +43,7 @@ def _flat_avro(parts: CodecParts) -> Codec:
 
     return FlatAvroCodec(
         registry=_registry(parts, "flat-avro"),
-        options=parts.options,
+        options=FlatAvroOptions.of(parts.options),
         table_of_topic=parts.table_of_topic,
         glue=parts.glue,
     )
@@ -51,20 +52,22 @@ def _flat_avro(parts: CodecParts) -> Codec:
 def _canal_json(parts: CodecParts) -> Codec:
     from tidesink.codecs.canal_json.codec import CanalJsonCodec
 
-    return CanalJsonCodec(options=parts.options, definitions=parts.definitions, keys=parts.keys)
+    options = CanalJsonOptions.of(parts.options)
+    return CanalJsonCodec(options=options, definitions=parts.definitions, keys=parts.keys)
 
 
 def _debezium_json(parts: CodecParts) -> Codec:
     from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 
-    return DebeziumJsonCodec(options=parts.options, definitions=parts.definitions)
+    options = DebeziumOptions.of(parts.options)
+    return DebeziumJsonCodec(options=options, definitions=parts.definitions)
 
 
 def _debezium_avro(parts: CodecParts) -> Codec:
     from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 
-    registry = _registry(parts, "debezium-avro")
-    return DebeziumAvroCodec(registry=registry, options=parts.options, definitions=parts.definitions)
+    registry, options = _registry(parts, "debezium-avro"), DebeziumOptions.of(parts.options)
+    return DebeziumAvroCodec(registry=registry, options=options, definitions=parts.definitions)
 
 
 def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
@@ -78,6 +81,7 @@ class Protocol:
     """A supported protocol: its codec, and properties of its topics.
 
     ``open``: creates the protocol's codec.
+    ``options``: class of the codec's options.
     ``aliases``: other names of the protocol.
     ``registry``: True if its schemas are in a schema registry.
     ``tells_ddl``: True if its topics contain DDL events.
@@ -93,6 +97,7 @@ class Protocol:
     """
 
     open: Callable[[CodecParts], Codec]
+    options: type[CodecOptions]
     aliases: tuple[str, ...] = ()
     registry: bool = False
     tells_ddl: bool = False
@@ -111,6 +116,7 @@ _AVRO: Final = ("schema_registry", "avro_decimal_handling_mode", "avro_bigint_un
 CODECS: Final[Mapping[str, Protocol]] = {
     "flat-avro": Protocol(
         _flat_avro,
+        FlatAvroOptions,
         aliases=("avro",),
         registry=True,
         reads=frozenset({*_TICDC, *_AVRO, "avro_enable_watermark", "avro_include_before_value", "checksum"}),
@@ -118,6 +124,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "canal-json": Protocol(
         _canal_json,
+        CanalJsonOptions,
         tells_ddl=True,
         shares_topics=True,
         reads=frozenset(
@@ -139,6 +146,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "debezium-json": Protocol(
         _debezium_json,
+        DebeziumOptions,
         aliases=("debezium",),
         leaves_out=True,
         connectors=True,
@@ -147,6 +155,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "debezium-avro": Protocol(
         _debezium_avro,
+        DebeziumOptions,
         registry=True,
         leaves_out=True,
         connectors=True,
@@ -204,13 +213,16 @@ def open_codec(
 ) -> Codec:
     """Returns a new codec of a protocol.
 
-    ``protocol``: any name in ``ALIASES``. ``registry``: schema registry, for flat-avro and debezium-avro.
-    ``table_of_topic``: returns the table of a topic, for flat-avro. ``definitions``: table definitions, for
-    canal-json, debezium-json and debezium-avro. ``keys``: key columns by table, for canal-json. ``glue``:
-    source of the schemas of messages with an AWS Glue header, for flat-avro.
+    ``protocol``: any name in ``ALIASES``. ``options``: options of the codec's class (``FlatAvroOptions``,
+    ``CanalJsonOptions``, ``DebeziumOptions``), or only the shared ones. ``registry``: schema registry, for
+    flat-avro and debezium-avro. ``table_of_topic``: returns the table of a topic, for flat-avro.
+    ``definitions``: table definitions, for canal-json, debezium-json and debezium-avro. ``keys``: key columns
+    by table, for canal-json. ``glue``: source of the schemas of messages with an AWS Glue header, for
+    flat-avro.
 
     Raises:
-        ConfigError: The protocol is unknown, or it needs a schema registry and ``registry`` is None.
+        ConfigError: The protocol is unknown, the options are those of another codec, or the protocol needs a
+            schema registry and ``registry`` is None.
     """
-    parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
+    parts = CodecParts(options, registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)].open(parts)

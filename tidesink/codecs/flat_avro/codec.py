@@ -28,15 +28,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
-from tidesink.codecs.base import (
-    ByIdentity,
-    Codec,
-    CodecOptions,
-    EncodedRecord,
-    TableOfTopic,
-    header,
-    schema_id_of,
-)
+from tidesink.codecs.base import ByIdentity, Codec, EncodedRecord, TableOfTopic, header, schema_id_of
 from tidesink.codecs.flat_avro.payloads import (
     BIT_WIDTH,
     FULL,
@@ -54,6 +46,7 @@ from tidesink.codecs.flat_avro.schema import (
     value_record,
 )
 from tidesink.codecs.framing import GLUE_SIZE, HEADER_SIZE, ids_in_headers, is_glue, not_confluent
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
@@ -107,17 +100,18 @@ class FlatAvroCodec(Codec):
     """
 
     name = "flat-avro"
+    _options: FlatAvroOptions
 
     def __init__(
         self,
         *,
         registry: SchemaRegistry,
-        options: CodecOptions | None = None,
+        options: FlatAvroOptions | None = None,
         table_of_topic: TableOfTopic | None = None,
         glue: SchemaSource | None = None,
     ) -> None:
         self._registry = registry
-        self._options = options or CodecOptions()
+        self._options = options or FlatAvroOptions()
         self._table_of_topic = table_of_topic
         self._records: dict[int, WriterRecord] = {}
         self._glue = GlueFrames(glue, self._records)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, row_forms
 from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.ddl.row_changes import RowDdl
@@ -75,7 +76,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._ddl = context.topics.ddl(topic)
         self._tables = context.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = context.config.source.codec_options()
+        self._options = CanalJsonOptions.of(context.config.source.codec_options())
         look = look_into(context.config.source.database)
         self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
         # Columns that are known only from rows, with the type names of the rows.

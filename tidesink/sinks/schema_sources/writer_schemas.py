@@ -29,6 +29,7 @@ import structlog
 
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.codecs.framing import HEADER_SIZE
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -747,7 +748,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             self._subject_schemas,
             self._plan_settings,
             definition=self._definition,
-            modes=self._context.config.source.codec_options().debezium,
+            modes=DebeziumOptions.of(self._context.config.source.codec_options()).debezium,
             database=DatabaseFacts(identity=self._identity, connector=self._connector),
         )
 
@@ -792,7 +793,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = context.config.source.codec_options()
+        self._options = DebeziumOptions.of(context.config.source.codec_options())
         self._types = RecordTypes.of(context.config, topic, table, self._declared, context.store)
         self._writers = Writers()
         # Spans of rows by the identity of their writer. Rows without a schema are left out, because they may
