@@ -574,7 +574,7 @@ class SchemaLines:
         If the user gave no option for the compression, the codec uses the compression that the line names.
         ``control``: True for watermarks, and for DDL in Avro, which need TiCDC's extension options.
         """
-        options = self._setting.options
+        options = CODECS[self._setting.protocol].options.of(self._setting.options)
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
             options = options.updated({"large_message_handle_compression": kind})
