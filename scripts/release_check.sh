@@ -9,7 +9,8 @@ trap 'rm -rf "$work"' EXIT
 
 "$python" -m build --outdir "$work/dist" .
 "$python" -m twine check --strict "$work"/dist/*
-tar -tzf "$work"/dist/*.tar.gz | grep -q '/LICENSE$'
+# Not `grep -q`: it closes the pipe early, and tar would fail.
+tar -tzf "$work"/dist/*.tar.gz | grep '/LICENSE$' >/dev/null
 
 scripts/make_venv.sh "$work/venv"
 echo "installing the wheel into an empty environment"

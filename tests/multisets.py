@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.typemap.target_schema import RowKey, render_row_key
@@ -22,7 +22,7 @@ SCHEMA: Final = TableSchema(
     ),
 )
 CREATE: Final = "CREATE TABLE shop.visits (name VARCHAR(20), amount INT)"
-OPTIONS: Final = CodecOptions(enable_tidb_extension=True, output_row_key=True)
+OPTIONS: Final = CanalJsonOptions(enable_tidb_extension=True, output_row_key=True)
 # Two partitions of one table: TiDB numbers the rows of each from again where they were exchanged.
 TABLE_IDS: Final = (104, -1)
 _VALUES: Final[Sequence[Row]] = [{"name": n, "amount": a} for n in ("a", "b") for a in (None, 1)]

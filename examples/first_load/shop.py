@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from examples.first_load.mariadb import MariaDb
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.workload import OutgoingRecord, RecordEncoder, RecordSender, create_topics
 from tidesink.events import ChangeEvent, Op, Position, TableId, TableSchema
@@ -27,7 +27,7 @@ from tidesink.sinks.targets.sharing import quote_mysql
 TOPICS: Final = "{schema}_{table}"
 PARTITIONS: Final = 2
 # The tables' DDL is not sent, so each record must have the full types of its columns.
-CODEC: Final = CodecOptions(enable_tidb_extension=True, content_compatible=True)
+CODEC: Final = CanalJsonOptions(enable_tidb_extension=True, content_compatible=True)
 CUSTOMERS: Final = TableId("shop", "customers")
 ORDERS: Final = TableId("shop", "orders")
 # The id of an order that the shop never changes, so that the demo can alter it in the lake.

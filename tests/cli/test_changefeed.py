@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
+from tidesink.codecs.options import CanalJsonOptions, FlatAvroOptions
 from tidesink.config import load_config
 
 REGISTRY = "schema-registry=http://reg:8081"
@@ -49,7 +50,7 @@ def test_the_config_says_what_the_changefeed_says(tmp_path: Path) -> None:
     assert (config.source.protocol, config.source.topics) == ("flat-avro", ("{schema}_{table}",))
     assert config.source.schema_registry is not None
     assert config.source.schema_registry.urls == ("http://reg:8081",)
-    options = config.source.codec_options()
+    options = config.source.options_of(FlatAvroOptions)
     assert (options.enable_tidb_extension, options.avro_enable_watermark) == (True, True)
     assert (options.avro_decimal_handling_mode, options.avro_bigint_unsigned_handling_mode) == (
         "string",
@@ -101,7 +102,7 @@ LARGE = "[sink.kafka-config.large-message-handle]\nlarge-message-handle-compress
 def test_new_ticdcs_debezium_may_be_compressed(tmp_path: Path) -> None:
     uri = "kafka://k1:9092/rest?protocol=debezium&enable-tidb-extension=true"
     config = load_config(written(tmp_path, uri, PER_TABLE + LARGE, "--producer", "new"))
-    assert config.source.codec_options().large_message_handle_compression == "lz4"
+    assert config.source.options_of(CanalJsonOptions).large_message_handle_compression == "lz4"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_large_messages_are_found_where_the_changefeed_puts_them(
     assert SECRET not in text
     assert f"claim-check-storage-uri: {shown}" in text
     monkeypatch.setenv("CLAIM_CHECK_STORAGE_URI", uri)
-    options = load_config(file).source.codec_options()
+    options = load_config(file).source.options_of(CanalJsonOptions)
     assert (options.large_message_handle_option, options.large_message_handle_compression) == (
         "claim-check",
         "lz4",

@@ -12,8 +12,8 @@ import pytest
 from tests.cli.samples import KEY, capture, lines, run
 from tests.unit.flat_avro_cases import TSO, change, table
 from tests.unit.test_row_checksum import SUMMED
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.schema_registry.client import MemorySchemaRegistry
 
@@ -24,7 +24,7 @@ SUM = 2_999_888_777
 def summed(tmp_path: Path) -> tuple[str, str]:
     """A capture of one row with a wrong checksum, and its schemas' file."""
     registry = MemorySchemaRegistry()
-    codec = FlatAvroCodec(registry=registry, options=CodecOptions(**SUMMED))
+    codec = FlatAvroCodec(registry=registry, options=FlatAvroOptions(**SUMMED))
     schema = table("create table t (id int primary key, v int)")
     event = change(after={"id": 1, "v": 2}, schema=schema, extension={CHECKSUM: str(SUM)})
     record = codec.encode(event, topic="shop_t")

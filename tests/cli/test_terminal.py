@@ -22,8 +22,8 @@ from tidesink.cli import terminal as failures
 from tidesink.cli.main import show_report
 from tidesink.cli.registry import CheckReport
 from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.dev.demo import DemoResult
 from tidesink.dev.lake_check import TableCheck
@@ -87,7 +87,7 @@ def test_a_registrys_verdict_fits_80_columns() -> None:
         "state ENUM('new','active','gone'))"
     )
     wider = replace(schema, columns=schema.columns[:2])
-    options = CodecOptions(avro_include_before_value=True, producer="new")
+    options = FlatAvroOptions(avro_include_before_value=True, producer="new")
     old, new = (
         value_record(schema, schema.table, options).text,
         value_record(wider, schema.table, replace(options, enable_tidb_extension=True)).text,

@@ -8,7 +8,8 @@ from random import Random
 from typing import Final, TypeVar
 
 from tidesink.codecs import CODECS, open_codec
-from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.options import PLACEHOLDER, DebeziumOptions, FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -56,7 +57,7 @@ CARRIES: Final[Mapping[str, Carries]] = {
     # A delete has a position where it also has the old row.
     "flat-avro": Carries(
         old_keys=False,
-        placed=CodecOptions(enable_tidb_extension=True, avro_include_before_value=True, producer="new"),
+        placed=FlatAvroOptions(enable_tidb_extension=True, avro_include_before_value=True, producer="new"),
     ),
     "canal-json": Carries(placed=CodecOptions(enable_tidb_extension=True)),
     # TiCDC takes years below 100 for short ones: year 1 goes out as 2001. It writes DECIMAL as a JSON number,
@@ -68,7 +69,7 @@ CARRIES: Final[Mapping[str, Carries]] = {
         defaults=False,
         types=False,
         years_from=1000,
-        every_type=CodecOptions(avro_bigint_unsigned_handling_mode="string"),
+        every_type=DebeziumOptions(avro_bigint_unsigned_handling_mode="string"),
     ),
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,7 +16,6 @@ from tests.contracts.targets_bed import Bed
 from tests.decoded_batches import as_records
 from tests.surroundings import surroundings
 from tests.unit.config_samples import right
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
@@ -31,8 +30,6 @@ from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_DEFAULTS: Final = CodecOptions()
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,8 @@ def config_of(
     taken = SourceSettings.model_fields.keys() - without_effect(feed.protocol, "reads")
     source = {
         name.replace("_", "-"): value
-        for name in (option.name for option in fields(CodecOptions) if option.name in taken)
-        if (value := getattr(feed.options, name)) != getattr(_DEFAULTS, name)
+        for name in (option.name for option in fields(feed.options) if option.name in taken)
+        if (value := getattr(feed.options, name)) != getattr(type(feed.options)(), name)
     }
     if CODECS[feed.protocol].registry:
         source["schema-registry"] = "http://127.0.0.1:9"  # the registry itself is handed over

@@ -16,8 +16,8 @@ from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tests.reduction_law import unsent_columns
 from tests.servers import delete_topic, limit_messages
-from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
 from tidesink.codecs.open import open_codec
+from tidesink.codecs.options import PLACEHOLDER, DebeziumModes, DebeziumOptions
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import (
     SchemaRefusedError,
@@ -307,7 +307,7 @@ def test_debezium_says_that_a_value_was_left_out(
         return
     table.apply(batch, progress(epoch, 1))
     (message,) = topic_messages(brokers, settings.rule.topic_for(SHAPE.table))
-    reported = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    reported = DebeziumOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
     (event,) = open_codec("debezium-json", options=reported).decode(message)
     assert isinstance(event, ChangeEvent)
     assert (event.after, event.commit_ts) == ({"id": 1, "amount": 5}, 1 << 20)

@@ -16,6 +16,7 @@ from tests.e2e.forked_worker import ForkedWorker
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.config import Config, load_config
 from tidesink.events import Op
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # The new architecture's flat-avro: deletes say there when they were committed.
 _OPTIONS: Final = {
     "canal-json": CodecOptions(enable_tidb_extension=True),
-    "flat-avro": CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new"),
+    "flat-avro": FlatAvroOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new"),
 }
 # Transactions are so many ms apart, and cuts a second: some transactions a cut.
 _STEP_MS: Final = 150

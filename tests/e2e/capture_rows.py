@@ -10,8 +10,8 @@ from typing import Any
 from tests.e2e.vector_rows import DatabaseRows
 from tests.golden.debezium_captures import Capture
 from tests.spark.decoded import Decoded, decode_here
-from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.inference import first_row
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.events import ColumnType, Message, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
@@ -24,7 +24,7 @@ from tidesink.sinks.spark.payloads import DELETE, UPSERT
 def json_plan(
     table: TableId,
     messages: Iterable[Message],
-    options: CodecOptions,
+    options: DebeziumOptions,
     definition: TableSchema | None,
     time_zone: str = "UTC",
 ) -> DecodePlan:
@@ -114,7 +114,7 @@ def _unrecorded(
 
 def _capture_plan(capture: Capture, table: TableId, messages: list[Message]) -> DecodePlan | None:
     """None for a table that nothing defines: the capture's DDL drops it in the end."""
-    options = CodecOptions(debezium=capture.modes, debezium_unwrapped=capture.is_unwrapped)
+    options = DebeziumOptions(debezium=capture.modes, debezium_unwrapped=capture.is_unwrapped)
     if capture.is_avro:
         answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
         ids = {"key": set[int](), "value": set[int]()}

@@ -21,7 +21,7 @@ from tests.golden.vectors import Record, find_folders, schema_of
 from tests.mysql_values import own_database
 from tests.spark.decoded import Decoded, decode_here
 from tests.vectors import vectors_dir
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
@@ -46,7 +46,7 @@ def _plan(table: VectorTable, records: list[Record], schemas: Mapping[int, str])
         messages = [record.message for record in records]
         without = bool(records[0].config["debezium-disable-schema"])
         definition = as_declared(table.schema) if without else None
-        return json_plan(named, messages, CodecOptions(time_zone=zone), definition, zone)
+        return json_plan(named, messages, DebeziumOptions(time_zone=zone), definition, zone)
     keys, values = (
         {number: schemas[number] for record in records if (number := record.raw.get(f"{part}_schema_id"))}
         for part in ("key", "value")

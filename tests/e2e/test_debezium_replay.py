@@ -28,7 +28,7 @@ from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.cli.table_plans import table_plans
-from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.options import DebeziumModes
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, DdlEvent, Message

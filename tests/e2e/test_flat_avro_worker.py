@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import ID, NAME, TableWriter, lake_rows, schema_of, shop_config
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import RowSums
 from tidesink.config import load_config
 from tidesink.events import Op, Row, TableId, TableSchema
@@ -19,8 +19,8 @@ from tidesink.sinks.worker.run import run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MARKING = CodecOptions(producer="new", enable_tidb_extension=True, avro_enable_watermark=True)
-SUMMING = CodecOptions(enable_tidb_extension=True, row_checksum=True)
+MARKING = FlatAvroOptions(producer="new", enable_tidb_extension=True, avro_enable_watermark=True)
+SUMMING = FlatAvroOptions(enable_tidb_extension=True, row_checksum=True)
 WRONG: Row = {"id": 2, "name": "two"}
 
 

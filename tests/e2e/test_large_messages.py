@@ -15,7 +15,7 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.servers import create_topics
 from tests.tidb_front import commit_ts
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.config import Config, load_config
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.worker.run import run
@@ -47,7 +47,7 @@ def test_a_compressed_topic_with_claim_check(
 ) -> None:
     topic = f"{servers['prefix']}cdc"
     create_topics(servers["brokers"], {topic: 2})
-    options = CodecOptions(
+    options = CanalJsonOptions(
         enable_tidb_extension=True,
         large_message_handle_compression=kind,
         large_message_handle_option="claim-check",
@@ -94,7 +94,7 @@ def test_rows_cut_down_wait_for_their_upstream(
 ) -> None:
     topic = f"{servers['prefix']}cdc"
     create_topics(servers["brokers"], {topic: 1})
-    options = CodecOptions(
+    options = CanalJsonOptions(
         enable_tidb_extension=True, large_message_handle_option="handle-key-only", max_message_bytes=1200
     )
     writer = TableWriter(servers, schema_of("one"), protocol="canal-json", topic=topic, options=options)

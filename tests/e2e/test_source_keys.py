@@ -12,7 +12,7 @@ from tests.full import FULL
 from tests.mysql_values import COLUMNS, make_wide, own_database
 from tests.postgres_database import own_postgres, plain_session, source_connection
 from tests.spark.decoded import decode_here
-from tidesink.codecs.base import CodecOptions, DebeziumModes
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
@@ -176,7 +176,7 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
         (definition,) = read_postgres_tables(create.replace('"mo%od"', "text"), "public")
 
         def plan_of(key: str) -> DecodePlan:
-            options = CodecOptions(debezium=modes)
+            options = DebeziumOptions(debezium=modes)
             plan = debezium_json_plan(
                 definition.table, Writers(), PlanSettings(keys=(key,)), definition=definition, options=options
             )

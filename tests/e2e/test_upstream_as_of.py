@@ -15,8 +15,8 @@ from tests.full import FULL
 from tests.spark.decoded import decode_here
 from tests.spark.python_rows import stored
 from tests.tidb_front import commit_ts
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, Message
@@ -85,8 +85,8 @@ def _messages(database: str) -> list[Message]:
     return found
 
 
-def _options(url: str) -> CodecOptions:
-    return CodecOptions(upstream_url=url, time_zone="Europe/Berlin")
+def _options(url: str) -> CanalJsonOptions:
+    return CanalJsonOptions(upstream_url=url, time_zone="Europe/Berlin")
 
 
 def _codec(url: str, database: str) -> CanalJsonCodec:
@@ -126,7 +126,7 @@ def test_executors_ask_as_the_python_codec_does(tidb_url: str, database: str, sp
 
 def test_an_upstream_that_does_not_answer_makes_no_bad_record(spark: SparkSession) -> None:
     schema = parse_create_table(SQL.format("s"))
-    options = CodecOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/")
+    options = CanalJsonOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/")
     plan = canal_json_plan(schema, options=options)
     with (
         pytest.raises(SourceUnavailableError, match="The upstream does not answer") as caught,

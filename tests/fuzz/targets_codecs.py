@@ -14,7 +14,8 @@ from tests.fuzz import seeds
 from tests.fuzz.inputs import Halves, packed, unpacked
 from tests.fuzz.rules import decoded, written
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes
+from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions, FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -40,7 +41,7 @@ def _of(codec: str, variants: int = 1) -> Iterator[bytes]:
 
 @cache
 def _flat_avro() -> tuple[Codec, ...]:
-    options = CodecOptions(checksum="reject", time_zone="America/New_York")
+    options = FlatAvroOptions(checksum="reject", time_zone="America/New_York")
     return tuple(
         open_codec("flat-avro", registry=MemorySchemaRegistry(folder.schemas), options=options)
         for folder in seeds.folders("avro")
@@ -66,7 +67,7 @@ def _canal_json() -> tuple[Codec, ...]:
     return (
         open_codec("canal-json"),
         open_codec("canal-json", definitions=defined, keys={TableId("a", "b"): ("id",)}),
-        open_codec("canal-json", options=CodecOptions(checksum="reject", time_zone="Asia/Shanghai")),
+        open_codec("canal-json", options=CodecOptions(time_zone="Asia/Shanghai")),
     )
 
 
@@ -76,7 +77,7 @@ def canal_json_seeds() -> Iterator[bytes]:
 
 
 def canal_json(data: bytes) -> None:
-    """canal-json, plain, with definitions, and with checksums; what is read is written again."""
+    """canal-json, plain, with definitions, and in another time zone; what is read is written again."""
     halves = unpacked(data)
     codecs = _canal_json()
     codec = codecs[halves.choice % len(codecs)]
@@ -95,8 +96,8 @@ _MODES: Final = (
 def _debezium_json() -> tuple[Codec, ...]:
     defined = TableDefinitions()
     defined.declare(_DDL)
-    plain = [open_codec("debezium-json", options=CodecOptions(debezium=modes)) for modes in _MODES]
-    unwrapped = CodecOptions(debezium_unwrapped=True)
+    plain = [open_codec("debezium-json", options=DebeziumOptions(debezium=modes)) for modes in _MODES]
+    unwrapped = DebeziumOptions(debezium_unwrapped=True)
     return (
         *plain,
         open_codec("debezium-json", definitions=defined),

@@ -18,11 +18,12 @@ from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import decoded, refuses, require
 from tests.fuzz.targets_codecs import message
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, schema_id_of
+from tidesink.codecs.base import Codec, schema_id_of
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import compressed, decompressed
 from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.codecs.large_messages import ClaimCheck, LargeMessages, LocalStorage
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import FramingError
 from tidesink.events import TableId
@@ -98,7 +99,7 @@ def _large() -> tuple[CanalJsonCodec, Path]:
     """A codec with storage and upstream; the folder goes with the process's others in the temporary one."""
     root = Path(tempfile.mkdtemp(prefix="tidesink-fuzz-"))
     claims = ClaimCheck(LocalStorage(root), most=MOST)
-    options = CodecOptions(max_decompressed_bytes=MOST)
+    options = CanalJsonOptions(max_decompressed_bytes=MOST)
     return CanalJsonCodec(
         options=options, large=LargeMessages(options, claims=claims, upstream=_AnyRow())
     ), root

@@ -28,6 +28,7 @@ from tests.vectors import SUBSET
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import RegistryError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -84,7 +85,8 @@ def _of_folder(folder: VectorFolder, protocol: str) -> Iterator[Vectors]:
     found, by_options = _PROTOCOLS[protocol], defaultdict[CodecOptions, list[Message]](list)
     for record in (*folder.rows(found), *folder.control(found)):
         if not record.raw.get("error"):
-            options = record.options if protocol == "flat-avro" else CodecOptions(time_zone=record.time_zone)
+            is_avro, shared = protocol == "flat-avro", CodecOptions(time_zone=record.time_zone)
+            options = record.options_of(FlatAvroOptions) if is_avro else shared
             by_options[options].append(record.message)
     for options, messages in by_options.items():
 

@@ -15,7 +15,8 @@ from tests.golden.debezium_tables import postgres_definitions
 from tests.golden.vectors import unbase64
 from tests.reduction_law import unsent_columns
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes
+from tidesink.codecs.base import Codec
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Value
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -87,7 +88,7 @@ class Capture:
 
     def codec(self) -> Codec:
         """The codec as a user of this connector would open it."""
-        options = CodecOptions(debezium=self.modes)
+        options = DebeziumOptions(debezium=self.modes)
         if not self.is_avro:
             return open_codec("debezium-json", options=options, definitions=self.definitions())
         answers = json.loads((self.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))

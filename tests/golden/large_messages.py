@@ -9,6 +9,7 @@ from typing import Any, Final
 from tests.golden.vectors import Json, Record, columns_of, schema_of, unbase64
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import ClaimCheck, LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import RowUnavailableError
 from tidesink.events import TableId
@@ -36,10 +37,12 @@ def is_cut_down(record: Record) -> bool:
 
 def large_of(record: Record) -> LargeMessages:
     """What makes a record's message whole, and keeps what is too large when it is written."""
-    claims = ClaimCheck(HeldFiles(record), raw_value=record.options.claim_check_raw_value)
+    claims = ClaimCheck(
+        HeldFiles(record), raw_value=record.options_of(CanalJsonOptions).claim_check_raw_value
+    )
     # A transaction goes to files, which have no large-message handling.
     upstream = None if record.event is None or "rows" in record.event else HeldRows(record.event)
-    return LargeMessages(record.options, claims=claims, upstream=upstream)
+    return LargeMessages(record.options_of(CanalJsonOptions), claims=claims, upstream=upstream)
 
 
 class HeldFiles:

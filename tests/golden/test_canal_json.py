@@ -15,6 +15,7 @@ from tests.golden.large_messages import HeldFiles, is_cut_down, large_of, named,
 from tests.golden.vectors import POSITION, Record, Workload, change_of, schema_of, unbase64
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, row_key_of
 from tidesink.codecs.large_messages import ClaimCheck, LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
@@ -48,7 +49,7 @@ def _row_key(row: dict[str, Any]) -> dict[str, object] | None:
 def _on_the_wire(event: ChangeEvent, record: Record) -> ChangeEvent:
     """The event as the record's options let it be read."""
     assert event.schema is not None
-    options = record.options
+    options = record.options_of(CanalJsonOptions)
     stored = {column.name for column in event.schema.columns if not column.virtual}
     kept = stored
     if event.op is Op.DELETE and (options.delete_only_output_handle_key_columns or is_cut_down(record)):
@@ -98,7 +99,7 @@ def test_decodes_to_what_tidb_held(record: Record) -> None:
     wire = [_on_the_wire(event, record) for event in _expected(record)]
     for source in _SOURCES:
         expected = wire
-        if source == "message" and not record.options.content_compatible:
+        if source == "message" and not record.options_of(CanalJsonOptions).content_compatible:
             expected = [_without_labels(event) for event in wire]
         codec = CanalJsonCodec(definitions=_definitions(record, source), large=large_of(record))
         events = codec.decode(record.message)
@@ -129,7 +130,10 @@ def test_row_key_and_types_travel_in_the_extension(record: Record) -> None:
         types = extension["mysqlType"]
         assert isinstance(types, Mapping)
         assert set(types) == set(_column_order(event))
-        if record.options.output_row_key and record.options.enable_tidb_extension:
+        if (
+            record.options_of(CanalJsonOptions).output_row_key
+            and record.options_of(CanalJsonOptions).enable_tidb_extension
+        ):
             assert record.event is not None
             assert extension["_tidb"] == (_row_key(record.event) or {})["_tidb"]
             key = bytes.fromhex(record.event["row_key_hex"])
@@ -164,9 +168,9 @@ def test_encodes_to_the_producers_bytes(record: Record) -> None:
 
 def _writer(record: Record, files: HeldFiles) -> CanalJsonCodec:
     files.files.clear()
-    claims = ClaimCheck(files, raw_value=record.options.claim_check_raw_value)
-    large = LargeMessages(record.options, claims=claims)
-    return CanalJsonCodec(options=record.options, clock=lambda: 0, large=large)
+    claims = ClaimCheck(files, raw_value=record.options_of(CanalJsonOptions).claim_check_raw_value)
+    large = LargeMessages(record.options_of(CanalJsonOptions), claims=claims)
+    return CanalJsonCodec(options=record.options_of(CanalJsonOptions), clock=lambda: 0, large=large)
 
 
 def _same_file(files: HeldFiles, record: Record) -> None:
@@ -178,7 +182,11 @@ def _same_file(files: HeldFiles, record: Record) -> None:
 
 
 def _file_value(data: bytes, record: Record) -> bytes:
-    return data if record.options.claim_check_raw_value else unbase64(json.loads(data)["value"]) or b""
+    return (
+        data
+        if record.options_of(CanalJsonOptions).claim_check_raw_value
+        else unbase64(json.loads(data)["value"]) or b""
+    )
 
 
 def _read(record: Record) -> list[ChangeEvent]:
@@ -234,7 +242,9 @@ def _objects(value: bytes) -> list[dict[str, Any]]:
 def test_ddl_and_watermarks_both_ways(record: Record) -> None:
     value = record.message.value
     event = _control_event(record)
-    encoded = CanalJsonCodec(options=record.options, clock=lambda: 0).encode(event, topic="golden")
+    encoded = CanalJsonCodec(options=record.options_of(CanalJsonOptions), clock=lambda: 0).encode(
+        event, topic="golden"
+    )
     if value is None:
         assert encoded is None
         return
@@ -246,7 +256,9 @@ def test_ddl_and_watermarks_both_ways(record: Record) -> None:
     if isinstance(found, DdlEvent):
         assert isinstance(event, DdlEvent)
         assert (found.query, found.kind, found.table) == (event.query, event.kind, event.table)
-        assert found.commit_ts == (event.commit_ts if record.options.enable_tidb_extension else None)
+        assert found.commit_ts == (
+            event.commit_ts if record.options_of(CanalJsonOptions).enable_tidb_extension else None
+        )
     else:
         assert found.commit_ts == event.commit_ts
 
@@ -273,7 +285,7 @@ def test_ddl_names_its_table(record: Record) -> None:
 @pytest.mark.golden_workload("canal-json")
 def test_a_whole_changefeed_is_read_and_written_again(workload: Workload) -> None:
     reader = CanalJsonCodec()
-    writer = CanalJsonCodec(options=replace(workload.options), clock=lambda: 0)
+    writer = CanalJsonCodec(options=replace(workload.options_of(CanalJsonOptions)), clock=lambda: 0)
     seen = 0
     for message in workload.messages():
         for event in reader.decode(message):

@@ -10,9 +10,9 @@ from tests.decoded_batches import as_records, assert_same
 from tests.golden.large_messages import large_of, plain
 from tests.golden.vectors import Record, Workload, find_folders, schema_of
 from tests.vectors import vectors_dir
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.typemap.table import ZeroDate
@@ -93,7 +93,7 @@ def test_dates_and_times_by_policy_and_zone(workload: Workload) -> None:
     records = as_records(workload.messages())
     zones: dict[ZeroDate, str] = {"error": "Europe/Berlin", "text": "Asia/Kathmandu"}
     for zero_date, zone in zones.items():
-        options = CodecOptions(time_zone=zone)
+        options = CanalJsonOptions(time_zone=zone)
         codec, reference = CanalJsonCodec(options=options), CanalJsonCodec(options=options)
         found = codec.decode_batch(records, zero_date=zero_date)
         assert_same(found, rows_from_events(records, reference.decode, ValueOptions(zero_date, zone)))

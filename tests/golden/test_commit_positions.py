@@ -9,8 +9,8 @@ import pytest
 from tests.decoded_batches import as_records, assert_same
 from tests.golden.debezium_captures import Capture
 from tests.golden.each_capture import each_capture
-from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.batch import ValueOptions, rows_from_events
+from tidesink.codecs.options import DebeziumModes
 from tidesink.events import ChangeEvent
 
 

@@ -17,8 +17,9 @@ from tests.golden.test_debezium_ticdc import _definitions
 from tests.golden.vectors import Record, VectorFolder, change_of, find_folders
 from tests.vectors import vectors_dir
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -94,7 +95,7 @@ def _ticdc(
         _CODECS[record.raw["codec"]],
         registry=MemorySchemaRegistry(folder.schemas),
         definitions=definitions,
-        options=CodecOptions(time_zone=zone),
+        options=DebeziumOptions(time_zone=zone),
     )
 
 

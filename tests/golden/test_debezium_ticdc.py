@@ -21,9 +21,10 @@ from tests.golden.exclusions import UNREADABLE
 from tests.golden.large_messages import plain
 from tests.golden.vectors import POSITION, Record, VectorFolder, change_of
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.base import Codec, EncodedRecord
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Row, TableSchema, WatermarkEvent
@@ -44,7 +45,7 @@ def _codec(record: Record, folder: VectorFolder, definitions: TableDefinitions |
         record.raw["codec"],
         registry=_registry(folder),
         definitions=definitions,
-        options=CodecOptions(time_zone=record.time_zone),
+        options=DebeziumOptions(time_zone=record.time_zone),
     )
 
 
@@ -227,7 +228,7 @@ def test_json_rows_are_the_producers_bytes(record: Record) -> None:
     assert record.event is not None
     event = change_of(record.event, producer="classic")
     extension = {"source": {"start_ts": record.event["start_ts"]}}
-    codec = DebeziumJsonCodec(options=record.options, clock=lambda: 0)
+    codec = DebeziumJsonCodec(options=record.options_of(DebeziumOptions), clock=lambda: 0)
     encoded = codec.encode(event._replace(extension=extension), topic="t")
     assert encoded is not None
     if _defaulted(event):
@@ -242,12 +243,14 @@ def _assert_same(encoded: EncodedRecord, record: Record) -> None:
         assert mine is not None
         assert theirs is not None
         assert (
-            compression_of(mine) == compression_of(theirs) == record.options.large_message_handle_compression
+            compression_of(mine)
+            == compression_of(theirs)
+            == record.options_of(DebeziumOptions).large_message_handle_compression
         )
         assert plain(mine) == _CLOCK.sub(rb"\g<1>0", plain(theirs))
 
 
-def _watermark(record: Record, options: CodecOptions) -> EncodedRecord | None:
+def _watermark(record: Record, options: DebeziumOptions) -> EncodedRecord | None:
     codec = DebeziumJsonCodec(options=options, clock=lambda: 0)
     return codec.encode(WatermarkEvent(record.raw["commit_ts"], POSITION), topic="t")
 
@@ -256,7 +259,7 @@ def _watermark(record: Record, options: CodecOptions) -> EncodedRecord | None:
 def test_json_watermarks_are_the_producers_bytes(record: Record) -> None:
     if record.raw["op"] != "watermark":
         return
-    encoded = _watermark(record, record.options)
+    encoded = _watermark(record, record.options_of(DebeziumOptions))
     if record.message.value is None:
         assert encoded is None
         return
@@ -279,7 +282,7 @@ def test_avro_rows_are_the_producers_bytes(record: Record, folder: VectorFolder)
         return
     assert record.event is not None
     event = change_of(record.event, producer="classic")
-    options, registry = record.options, MemorySchemaRegistry()
+    options, registry = record.options_of(DebeziumOptions), MemorySchemaRegistry()
     if record.message.value is None:
         # What the format cannot hold, we refuse too. A DATE's panic, and a renamed table's old name, are
         # faults of the producer that we do not have.

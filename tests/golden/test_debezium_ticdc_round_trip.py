@@ -21,6 +21,7 @@ from tests.golden.vectors import Record, VectorFolder, schema_of
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.debezium.formats import AvroParser
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, EncodeError
 from tidesink.events import ChangeEvent, ColumnType, Event, Message
@@ -56,7 +57,7 @@ def _by_definition(event: Event, record: Record) -> Event:
 def _is_same_json(record: Record) -> bool:
     found = _CLOCK.search(plain(record.message.value or b""))
     codec = DebeziumJsonCodec(
-        options=record.options,
+        options=record.options_of(DebeziumOptions),
         definitions=_definitions(record),
         clock=lambda: int(found[2]) if found else 0,
     )
@@ -84,7 +85,7 @@ def _ts_ms(message: Message, folder: VectorFolder) -> int:
 
 
 def _is_same_avro(record: Record, folder: VectorFolder) -> bool:
-    options = record.options
+    options = record.options_of(DebeziumOptions)
     reader = DebeziumAvroCodec(registry=_registry(folder), options=options, definitions=_definitions(record))
     (event,) = reader.decode(record.message)
     clock = _ts_ms(record.message, folder)

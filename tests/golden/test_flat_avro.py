@@ -22,8 +22,8 @@ from tests.golden.vectors import (
     schema_of,
     table_of,
 )
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import EncodeError, UnnamedRowError
 from tidesink.events import (
     ChangeEvent,
@@ -77,13 +77,13 @@ def _names(row: Image, columns: tuple[Column, ...]) -> Image:
     return None if row is None else {sanitize_name(column.name): row[column.name] for column in columns}
 
 
-def _carried(schema: TableSchema, options: CodecOptions) -> tuple[Column, ...]:
+def _carried(schema: TableSchema, options: FlatAvroOptions) -> tuple[Column, ...]:
     return tuple(column for column in schema.columns if options.producer == "new" or not column.virtual)
 
 
 def _expected(record: Record) -> dict[str, Any]:
     """Op, key, before, after and commit_ts that the record must decode to, by the rules of the producer."""
-    event, options = _event_of(record), record.options
+    event, options = _event_of(record), record.options_of(FlatAvroOptions)
     schema = schema_of(event)
     columns = _carried(schema, options)
     with_before = options.avro_include_before_value
@@ -172,7 +172,10 @@ def _checksum_fields(record: Record) -> dict[str, object] | None:
     """The extension's checksum fields of an event, as the producer fills them."""
     event = _event_of(record)
     checksum = event.get("checksum")
-    if not (record.options.row_checksum and record.options.enable_tidb_extension):
+    if not (
+        record.options_of(FlatAvroOptions).row_checksum
+        and record.options_of(FlatAvroOptions).enable_tidb_extension
+    ):
         return None
     if checksum is None:  # a row of before the switch
         return {
@@ -199,7 +202,7 @@ def _check_checksum(found: ChangeEvent, record: Record) -> None:
 @pytest.mark.golden("avro", "rows")
 def test_an_event_encodes_to_the_producers_bytes(record: Record, folder: VectorFolder) -> None:
     registry = _registry(record)
-    codec = FlatAvroCodec(registry=registry, options=record.options)
+    codec = FlatAvroCodec(registry=registry, options=record.options_of(FlatAvroOptions))
     event = change_of(_event_of(record), producer=record.producer, extension=_checksum_fields(record))
     if not record.raw.get("error"):
         name = _written_name(record, folder)
@@ -239,7 +242,7 @@ def test_a_decoded_row_encodes_back_under_its_own_ids(record: Record, folder: Ve
 
 @pytest.mark.golden("avro", "control")
 def test_a_control_event_decodes_and_encodes_back(record: Record, folder: VectorFolder) -> None:
-    codec = FlatAvroCodec(registry=_known(folder), options=record.options)
+    codec = FlatAvroCodec(registry=_known(folder), options=record.options_of(FlatAvroOptions))
     raw, message = record.raw, record.message
     if message.value is None:
         assert codec.encode(WatermarkEvent(raw["commit_ts"], POSITION), topic="golden") is None
@@ -266,7 +269,9 @@ def _reported(raw: Json) -> DdlEvent | WatermarkEvent:
 
 @pytest.mark.golden_workload("avro")
 def test_a_whole_changefeed_comes_back_byte_for_byte(workload: Workload) -> None:
-    codec = FlatAvroCodec(registry=MemorySchemaRegistry(workload.schemas), options=workload.options)
+    codec = FlatAvroCodec(
+        registry=MemorySchemaRegistry(workload.schemas), options=workload.options_of(FlatAvroOptions)
+    )
     count = 0
     for message in workload.messages():
         (event,) = codec.decode(message)

@@ -22,8 +22,9 @@ from tests.golden.test_flat_avro import test_an_event_encodes_to_the_producers_b
 from tests.golden.vectors import Record, VectorFolder, change_of
 from tests.vectors import SUBSET
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.base import EncodedRecord
 from tidesink.codecs.compression import compressed, compression_of
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions, FlatAvroOptions
 from tidesink.events import ChangeEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 
@@ -75,7 +76,7 @@ def _change(event: Json) -> ChangeEvent:
 
 
 def _debezium(event: Json, **options: Any) -> EncodedRecord:
-    codec = open_codec("debezium", options=CodecOptions(enable_tidb_extension=True, **options))
+    codec = open_codec("debezium", options=DebeziumOptions(enable_tidb_extension=True, **options))
     found = codec.encode(_change(event), topic="t")
     assert found is not None
     return found
@@ -134,7 +135,7 @@ def test_compressed_records_are_judged_opened(tmp_path: Path, kind: Any) -> None
 
 def _avro(path: Path, event: Json, config: Json, **changed: Any) -> Record:
     registry = MemorySchemaRegistry()
-    options = CodecOptions(
+    options = FlatAvroOptions(
         enable_tidb_extension=True,
         row_checksum="integrity-check-level" in config,
         avro_decimal_handling_mode="string",
@@ -187,7 +188,7 @@ def test_a_renamed_table_keeps_its_old_record_under_a_fixed_topic(tmp_path: Path
     ],
 )
 def test_a_row_key_is_a_row_id_or_a_clustered_key(tmp_path: Path, digits: str, other: str) -> None:
-    options = CodecOptions(enable_tidb_extension=True, output_row_key=True)
+    options = CanalJsonOptions(enable_tidb_extension=True, output_row_key=True)
     config = {"protocol": "canal-json", "enable-tidb-extension": True, "output-row-key": True}
     event = _event(row_key_hex=digits)
     extension = {"_tidb": {"rowkey": base64.b64encode(bytes.fromhex(digits)).decode()}}

@@ -17,8 +17,8 @@ from tests.golden.vectors import (
     schema_of,
 )
 from tests.vectors import WHOLE, vectors_dir
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import (
     CHECKSUM,
     NO_CHECKSUM,
@@ -46,12 +46,16 @@ def found(pytestconfig: pytest.Config) -> Found:
 
 
 def _has_fields(record: Record) -> bool:
-    return record.options.row_checksum and not record.raw.get("error") and record.message.value is not None
+    return (
+        record.options_of(FlatAvroOptions).row_checksum
+        and not record.raw.get("error")
+        and record.message.value is not None
+    )
 
 
 def _decoded(folder: VectorFolder, record: Record) -> ChangeEvent:
     registry = MemorySchemaRegistry(folder.schemas)
-    (event,) = FlatAvroCodec(registry=registry, options=CodecOptions(checksum="reject")).decode(
+    (event,) = FlatAvroCodec(registry=registry, options=FlatAvroOptions(checksum="reject")).decode(
         record.message
     )
     assert isinstance(event, ChangeEvent)
@@ -82,7 +86,9 @@ def test_a_sum_in_table_order_is_told_with_both_numbers(found: Found) -> None:
 
 def test_the_checksum_is_computed_where_the_event_has_none(found: Found) -> None:
     for folder, record in found:
-        codec = FlatAvroCodec(registry=MemorySchemaRegistry(folder.schemas), options=record.options)
+        codec = FlatAvroCodec(
+            registry=MemorySchemaRegistry(folder.schemas), options=record.options_of(FlatAvroOptions)
+        )
         assert record.event is not None
         split = record.event["checksum"]["current"] == 0 and record.raw["op"] != Op.DELETE.value
         # The half of a split update has none at classic TiCDC, which no row tells.
@@ -109,6 +115,8 @@ def _sums(event: Json) -> Iterator[tuple[str, int, list[int]]]:
     for name, image in (("current", after_of), ("previous", before_of)):
         if kept.get(name) and not (event["event"] == OLDER and name == "previous"):
             schema = schema_of(event)
-            orders = [summed_order(schema.columns, CodecOptions(producer=one)) for one in ("classic", "new")]
+            orders = [
+                summed_order(schema.columns, FlatAvroOptions(producer=one)) for one in ("classic", "new")
+            ]
             row = image(event, schema) or {}
             yield event["event"], kept[name], [RowSums(order, "UTC").sum(row) for order in orders]

@@ -27,7 +27,7 @@ from tests.unit.test_range_tasks import run, summary
 from tests.vectors import vectors_dir
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.codecs import CODECS
-from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.options import DebeziumModes
 from tidesink.config import Config
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, TableId

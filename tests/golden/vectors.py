@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import Options
 from tidesink.codecs.dispatch import TableFilter
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError
@@ -31,7 +31,6 @@ Json = dict[str, Any]
 POSITION = Position("golden", 0, 0)
 # Options that only the new architecture has: their presence tells the producer of a record.
 _NEW_ONLY = ("keyspace", "avro-include-before-value", "output-row-key")
-_OPTION_NAMES = frozenset(CodecOptions.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -89,14 +88,12 @@ class Record:
             value=unbase64(self.raw["value_b64"]),
         )
 
-    @property
-    def options(self) -> CodecOptions:
-        """The same options as our codecs take them."""
+    def options_of(self, codec: type[Options]) -> Options:
+        """The producer's options as those of our codec."""
         named = {key.replace("-", "_"): value for key, value in self.config.items()}
-        known = {key: value for key, value in named.items() if key in _OPTION_NAMES}
-        return CodecOptions(
-            **{
-                **known,
+        return codec().updated(
+            {
+                **named,
                 "time_zone": self.time_zone if "case" in self.raw else "UTC",
                 "producer": self.producer,
                 "namespace": self.config.get("keyspace") or self.config.get("namespace") or "default",
@@ -194,10 +191,9 @@ class Workload:
         """Folder and configuration."""
         return f"{self.path.name}/{self.config_name}"
 
-    @property
-    def options(self) -> CodecOptions:
-        """The producer's options."""
-        return Record(self.path.name, 0, {"config": self.config}, None).options
+    def options_of(self, codec: type[Options]) -> Options:
+        """The producer's options as those of our codec."""
+        return Record(self.path.name, 0, {"config": self.config}, None).options_of(codec)
 
     @cached_property
     def schemas(self) -> dict[int, str]:

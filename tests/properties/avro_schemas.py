@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import key_record, value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import TableId, TableSchema
 
@@ -203,10 +203,10 @@ def tables(draw: DrawFn, name: str = "t") -> TableSchema:
 
 
 @st.composite
-def producer_options(draw: DrawFn) -> CodecOptions:
+def producer_options(draw: DrawFn) -> FlatAvroOptions:
     """What a changefeed may say about its Avro schemas."""
     extension = draw(st.booleans())
-    return CodecOptions(
+    return FlatAvroOptions(
         enable_tidb_extension=extension,
         row_checksum=extension and draw(st.booleans()),
         avro_decimal_handling_mode=draw(st.sampled_from(["precise", "string"])),

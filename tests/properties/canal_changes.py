@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.python_rows import stored
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.canal_json.envelope import objects
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, TableId
@@ -161,7 +161,7 @@ def harmed(random: Random) -> bytes:
 
 
 def decoded_in_spark(
-    messages: list[Message], spark: SparkSession, options: CodecOptions | None = None
+    messages: list[Message], spark: SparkSession, options: CanalJsonOptions | None = None
 ) -> dict[int, list[Decoded]]:
     """As the worker does it."""
     plan = canal_json_plan(SCHEMA, options=options)
@@ -171,7 +171,7 @@ def decoded_in_spark(
     return found
 
 
-def difference(message: Message, rows: list[Decoded], options: CodecOptions | None = None) -> str | None:
+def difference(message: Message, rows: list[Decoded], options: CanalJsonOptions | None = None) -> str | None:
     """What Spark says of a message that the Python codec does not; None where they agree."""
     if any(row.kind == "unplanned" for row in rows):
         return None if _has_new_column(message) else f"unplanned {rows[0].raw['_fields']}"
@@ -182,7 +182,7 @@ def difference(message: Message, rows: list[Decoded], options: CodecOptions | No
 
 def _has_new_column(message: Message) -> bool:
     """Such a record is never judged by an old plan, whatever else is wrong with it."""
-    rows = [row for line in objects(message.value, LargeMessages(CodecOptions())) for row in line["data"]]
+    rows = [row for line in objects(message.value, LargeMessages(CanalJsonOptions())) for row in line["data"]]
     return any(name.lower() not in SHAPE.by_name for row in rows for name in row)
 
 
@@ -196,7 +196,7 @@ def _reported(row: Decoded) -> Values:
     return reported | {name: value for name, value in values.items() if value is not None}
 
 
-def _python(message: Message, options: CodecOptions | None) -> list[Values]:
+def _python(message: Message, options: CanalJsonOptions | None) -> list[Values]:
     codec = CanalJsonCodec(definitions=TableDefinitions([SCHEMA]), keys={TABLE: ["id"]}, options=options)
     try:
         events = codec.decode(message)
@@ -218,7 +218,7 @@ def _python(message: Message, options: CodecOptions | None) -> list[Values]:
     return reported
 
 
-def _python_without_old(message: Message, options: CodecOptions | None) -> list[list[Values]]:
+def _python_without_old(message: Message, options: CanalJsonOptions | None) -> list[list[Values]]:
     """The verdict but for what stands in ``old`` beside the key: Spark makes nothing of those values."""
     try:
         value = message.value or b""

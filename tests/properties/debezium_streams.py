@@ -14,7 +14,7 @@ from typing import Any, Final
 import fastavro
 from hypothesis import strategies as st
 
-from tidesink.codecs.base import PLACEHOLDER
+from tidesink.codecs.options import PLACEHOLDER
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 

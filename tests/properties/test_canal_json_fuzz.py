@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.full import TEST_ALL
 from tests.properties.canal_changes import SCHEMA, TABLE, harmed
 from tests.unit.canal_messages import message_of
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.large_messages import LargeMessages, open_claim_check
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
@@ -66,7 +66,7 @@ class AnyRow:
 @pytest.fixture
 def codec(tmp_path: Path) -> CanalJsonCodec:
     """A codec that has storage, upstream, and a definition of the table."""
-    large = LargeMessages(CodecOptions(), claims=open_claim_check(str(tmp_path)), upstream=AnyRow())
+    large = LargeMessages(CanalJsonOptions(), claims=open_claim_check(str(tmp_path)), upstream=AnyRow())
     return CanalJsonCodec(definitions=TableDefinitions([SCHEMA]), keys={TABLE: ["id"]}, large=large)
 
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
 from tests.full import TEST_ALL
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.counts import PartitionSummary
@@ -46,7 +46,7 @@ from tidesink.sinks.state.progress import Progress, SnapshotProgress
 
 NAMES: Final = ("a", "b")
 PARTITIONS: Final = range(2)
-OPTIONS: Final = CodecOptions(enable_tidb_extension=True)
+OPTIONS: Final = CanalJsonOptions(enable_tidb_extension=True)
 SCHEMAS: Final = {
     name: parse_create_table(f"CREATE TABLE s.{name} (id INT PRIMARY KEY, v INT)") for name in NAMES
 }

@@ -26,9 +26,9 @@ from tests.properties.debezium_streams import (
     sources,
     versions,
 )
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumCodec, DebeziumJsonCodec
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -200,6 +200,6 @@ def test_a_flattened_topic_keeps_its_deletes() -> None:
 
 def test_the_unwrapped_option_makes_null_values_deletes() -> None:
     good = json_message(_record(0), 0)
-    options = CodecOptions(debezium_unwrapped=True)
+    options = DebeziumOptions(debezium_unwrapped=True)
     codec, other = (DebeziumJsonCodec(options=options) for _ in range(2))
     _held(codec, other, [good, replace(good, value=None)], "null")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records, assert_same, with_part
 from tests.properties.row_changes import TOPIC, changes, harmed, tables
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import RegistryError
 from tidesink.events import (
     ChangeEvent,
@@ -31,7 +31,7 @@ from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import ZeroDate
 
 _CLASSIC: Final = st.builds(
-    CodecOptions,
+    FlatAvroOptions,
     enable_tidb_extension=st.booleans(),
     avro_decimal_handling_mode=st.sampled_from(["precise", "string"]),
     avro_bigint_unsigned_handling_mode=st.sampled_from(["long", "string"]),

@@ -22,8 +22,8 @@ from tests.golden.vectors import find_folders
 from tests.unit.flat_avro_cases import LooseRegistry
 from tests.vectors import SUBSET
 from tidesink.cli.json_lines import event_json
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import Message
 from tidesink.schema_registry.client import MemorySchemaRegistry
@@ -54,7 +54,7 @@ def _corpus() -> tuple[FlatAvroCodec, tuple[_Pair, ...], dict[int, str]]:
             texts |= folder.schemas
             for record in (*folder.rows("avro"), *folder.control("avro")):
                 pairs[record.message.key, record.message.value] = None
-    options = CodecOptions(checksum="reject", time_zone="America/New_York")
+    options = FlatAvroOptions(checksum="reject", time_zone="America/New_York")
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(texts), options=options)
     return codec, tuple(pairs), texts
 
@@ -137,7 +137,7 @@ def test_damaged_schemas_are_read_or_refused() -> None:
         payload = dice.choice(payloads)
         written = texts[int.from_bytes(payload[1:5], "big")]
         text = _damaged(dice, written.encode()).decode("utf-8", "replace")
-        codec = FlatAvroCodec(registry=LooseRegistry({1: text}), options=CodecOptions(checksum="reject"))
+        codec = FlatAvroCodec(registry=LooseRegistry({1: text}), options=FlatAvroOptions(checksum="reject"))
         read += _survives(codec, None, b"\0\0\0\0\x01" + payload[5:])
     assert read > 0
 

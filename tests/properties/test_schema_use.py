@@ -21,8 +21,8 @@ from tests.decoded_batches import as_records
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, STOCK, TABLE, Topic, summary
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.events import Column, ColumnType, Message, Row, TableSchema
 from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
@@ -52,7 +52,7 @@ class Feed:
     def __init__(self, *, dated: bool = True) -> None:
         self.topic = Topic()
         if not dated:
-            self.topic.codec = FlatAvroCodec(registry=self.topic.registry, options=CodecOptions())
+            self.topic.codec = FlatAvroCodec(registry=self.topic.registry, options=FlatAvroOptions())
         self.parts: dict[int, list[Message]] = {0: [], 1: [], 2: []}
         self._columns: list[set[str]] = []
 

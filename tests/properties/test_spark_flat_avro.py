@@ -17,8 +17,8 @@ from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tab
 from tests.reduction_law import reduce
 from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tests.unit.flat_avro_cases import only_change
-from tidesink.codecs.base import ChecksumMode, CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import ChecksumMode, FlatAvroOptions
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
@@ -104,7 +104,7 @@ def test_each_record_is_read_alike(
 ) -> None:
     events = data.draw(changes(data.draw(tables())))
     registry = MemorySchemaRegistry()
-    codec = FlatAvroCodec(registry=registry, options=CodecOptions(**options))
+    codec = FlatAvroCodec(registry=registry, options=FlatAvroOptions(**options))
     messages = data.draw(harmed(encoded(codec, events)))
     plan = plan_for(registry, events[0], zero_date=zero, time_zone=zone)
     rows = decode_here(plan, messages)
@@ -122,7 +122,7 @@ def test_each_record_is_read_alike(
 def test_each_checksum_is_judged_alike(
     compiled: SparkSession, data: st.DataObject, producer: Any, zone: str
 ) -> None:
-    options = CodecOptions(
+    options = FlatAvroOptions(
         producer=producer,
         enable_tidb_extension=True,
         row_checksum=True,
@@ -230,7 +230,7 @@ def _by_spark(row: Decoded) -> Any:
 def test_a_batch_is_reduced_alike(spark: SparkSession, data: st.DataObject, with_before: bool) -> None:
     events = data.draw(changes(data.draw(tables())))
     registry = MemorySchemaRegistry()
-    options = CodecOptions(
+    options = FlatAvroOptions(
         producer="new", avro_include_before_value=with_before, enable_tidb_extension=data.draw(st.booleans())
     )
     codec = FlatAvroCodec(registry=registry, options=options)

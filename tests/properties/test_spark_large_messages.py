@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.properties.canal_changes import decoded_in_spark, difference, harmed, row_change
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.events import Message
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_spark_gives_the_python_codecs_verdict(
 ) -> None:
     random = Random(start)
     messages = [Message("t", 0, offset, None, make(random, tmp_path)) for offset in range(400)]
-    options = CodecOptions(large_message_handle_compression="lz4", claim_check_storage_uri=str(tmp_path))
+    options = CanalJsonOptions(large_message_handle_compression="lz4", claim_check_storage_uri=str(tmp_path))
     found = decoded_in_spark(messages, spark, options)
     wrong = [
         f"{reported}: {message.value!r}"

@@ -10,9 +10,9 @@ import pytest
 
 from tests.spark.decoded import decode_here
 from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source, table_of_source
 from tidesink.codecs.debezium.inference import first_row
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import Message, Position
 from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
@@ -43,7 +43,7 @@ def _texts(source: dict[str, Any], schema: dict[str, Any] | None) -> list[tuple[
     payload = {"before": None, "after": row, "source": source, "op": "c"}
     value = payload if schema is None else {"schema": schema, "payload": payload}
     message = Message("t", 0, 0, None, json.dumps(value, separators=(",", ":")).encode())
-    first = first_row([message], CodecOptions())
+    first = first_row([message], DebeziumOptions())
     assert first is not None
     plan = debezium_json_plan(
         table_of_source(source), Writers().with_new([first_writer(first)]), PlanSettings(keys=("id",))

@@ -26,6 +26,7 @@ from tests.golden.vectors import (
 from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.held import compare, held_value
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
@@ -87,7 +88,7 @@ def _group(record: Record) -> Group:
 def _keys(record: Record) -> tuple[Column, ...]:
     assert record.event is not None
     schema = schema_of(record.event)
-    if record.raw.get("key_schema_id") is not None and record.options.producer == "new":
+    if record.raw.get("key_schema_id") is not None and record.options_of(FlatAvroOptions).producer == "new":
         return schema.primary_key
     # A table without a key record has its keys from the config.
     return schema.handle_columns or schema.columns[:1]
@@ -119,7 +120,7 @@ def _differences(record: Record, row: Decoded, plan: DecodePlan) -> list[str]:
     held = after_of(event, schema) or before_of(event, schema) or {}
     deleted = event["op"] == "delete"
     tombstone = message.value is None
-    extended = record.options.enable_tidb_extension and not tombstone
+    extended = record.options_of(FlatAvroOptions).enable_tidb_extension and not tombstone
     expected: Values = {
         "kind": "delete" if deleted else "upsert",
         "error": None,

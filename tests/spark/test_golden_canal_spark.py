@@ -25,8 +25,8 @@ from tests.golden.vectors import (
 from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
@@ -59,7 +59,7 @@ class Case:
         self.codec = CanalJsonCodec(definitions=definitions, keys=keys, options=options)
         self.found: dict[int, list[Decoded]] = defaultdict(list)
 
-    def _plan(self, zone: str, options: CodecOptions) -> DecodePlan:
+    def _plan(self, zone: str, options: CanalJsonOptions) -> DecodePlan:
         # A table without a key has its keys from the config.
         columns = self.schema.handle_columns or self.schema.columns[:1]
         keys, base = tuple(column.name for column in columns), None
@@ -94,14 +94,16 @@ class Golden:
             case.decode()
 
 
-def _options(records: list[Record], claims: Path) -> CodecOptions:
+def _options(records: list[Record], claims: Path) -> CanalJsonOptions:
     """What a reader is configured with for these records; the files they name are put where it looks."""
-    kinds = {record.options.large_message_handle_compression for record in records} - {"none"}
+    kinds = {record.options_of(CanalJsonOptions).large_message_handle_compression for record in records} - {
+        "none"
+    }
     for record in records:
         for name, data in HeldFiles(record).files.items():
             (claims / name).write_bytes(data)
     compression = kinds.pop() if kinds else "none"
-    return CodecOptions(large_message_handle_compression=compression, claim_check_storage_uri=str(claims))
+    return CanalJsonOptions(large_message_handle_compression=compression, claim_check_storage_uri=str(claims))
 
 
 def _group(record: Record) -> Group:
@@ -170,7 +172,7 @@ def _differences(case: Case, record: Record) -> Iterator[str]:
 
 def _expected(case: Case, record: Record, event: Json) -> Values:
     deleted = event["op"] == "delete"
-    ts = event["commit_ts"] if record.options.enable_tidb_extension else None
+    ts = event["commit_ts"] if record.options_of(CanalJsonOptions).enable_tidb_extension else None
     schema = schema_of(event)
     after, before = after_of(event, schema), before_of(event, schema)
     row = after or before or {}

@@ -20,8 +20,9 @@ from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.spark.debezium_rows import all_differences, place
 from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
 from tidesink.codecs.debezium.inference import first_row
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _KEYS: Final = {"t_nopk": ("a", "b"), "p_nopk": ("a", "b")}
 
 
-_NO_OPTIONS: Final = CodecOptions()
+_NO_OPTIONS: Final = DebeziumOptions()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -71,7 +72,9 @@ def codec_of(capture: Capture) -> Codec:
     definitions = _definitions(capture)
     if definitions is None:
         return capture.codec()
-    return open_codec("debezium-json", options=CodecOptions(debezium=capture.modes), definitions=definitions)
+    return open_codec(
+        "debezium-json", options=DebeziumOptions(debezium=capture.modes), definitions=definitions
+    )
 
 
 def plan_of(
@@ -88,7 +91,7 @@ def plan_of(
         return _avro_plan(capture, table, messages, keys, logs=logs or keyless)
     definitions = _definitions(capture)
     definition = definitions.get(table) if definitions else None
-    options = CodecOptions(debezium=capture.modes)
+    options = DebeziumOptions(debezium=capture.modes)
     return debezium_json_plan(
         table,
         writers_of(messages, options, definition),
@@ -100,7 +103,7 @@ def plan_of(
 
 def writers_of(
     messages: Iterable[Message],
-    options: CodecOptions = _NO_OPTIONS,
+    options: DebeziumOptions = _NO_OPTIONS,
     definition: TableSchema | None = None,
 ) -> Writers:
     """What a worker knows of a topic after it has learnt all that each record tells."""

@@ -14,6 +14,7 @@ from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
 from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
@@ -161,7 +162,7 @@ def test_row_keys_that_ticdc_wrote(spark: SparkSession) -> None:
     sent = [
         record
         for record in VectorFolder(GOLDEN).rows("canal-json")
-        if record.raw["case"] == "before_uk_only_b" and record.options.sends_row_keys
+        if record.raw["case"] == "before_uk_only_b" and record.options_of(CanalJsonOptions).sends_row_keys
     ]
     schema = schema_of(sent[0].event or {})
     keyless = replace(schema, columns=tuple(replace(column, handle=False) for column in schema.columns))

@@ -11,6 +11,7 @@ from tests.spark.decoded import decode_here
 from tests.unit.flat_avro_cases import TOPIC, change
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
@@ -26,7 +27,10 @@ pytestmark = FULL
 SCHEMA = parse_create_table("create table shop.orders (id int primary key, d date)")
 ZERO, DAY = {"id": 1, "d": "0000-00-00"}, {"id": 1, "d": "2026-01-01"}
 # Where New-architecture TiCDC writes values for deletes, before-values are on.
-OPTIONS = CodecOptions(producer="new", enable_tidb_extension=True, avro_include_before_value=True)
+OPTIONS = {
+    "flat-avro": FlatAvroOptions(producer="new", enable_tidb_extension=True, avro_include_before_value=True),
+    "canal-json": CodecOptions(enable_tidb_extension=True),
+}
 EVENTS = {
     "delete": change(Op.DELETE, None, before=ZERO, schema=SCHEMA),
     "update to a day": change(Op.UPDATE, DAY, before=ZERO, schema=SCHEMA),
@@ -34,10 +38,10 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
+@pytest.mark.parametrize("protocol", OPTIONS)
 def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -> None:
     registry = MemorySchemaRegistry()
-    codec = open_codec(protocol, registry=registry, options=OPTIONS)
+    codec = open_codec(protocol, registry=registry, options=OPTIONS[protocol])
     messages = []
     for offset, event in enumerate(EVENTS.values()):
         record = codec.encode(event, topic=TOPIC)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium.readers import definition_reader, reader_of
 from tidesink.codecs.debezium.values import column_of
+from tidesink.codecs.options import DebeziumModes
 from tidesink.events import Column, ColumnType
 
 MODES = DebeziumModes()

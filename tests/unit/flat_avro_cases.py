@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op, Position, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
@@ -46,7 +47,7 @@ ALL_NULL: Mapping[str, Any] = dict.fromkeys(EVERY_VALUE) | {"id": 0}
 
 def codec_with(registry: MemorySchemaRegistry | None = None, **options: Any) -> FlatAvroCodec:
     """A codec over a registry of its own, or over the one given."""
-    return FlatAvroCodec(registry=registry or MemorySchemaRegistry(), options=CodecOptions(**options))
+    return FlatAvroCodec(registry=registry or MemorySchemaRegistry(), options=FlatAvroOptions(**options))
 
 
 def change(

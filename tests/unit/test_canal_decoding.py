@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.decoded import decode_here
 from tests.unit.canal_rows import sent
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -63,7 +63,7 @@ def _found_at(latest: int) -> TopicOffsets:
     return TopicOffsets("cdc", "id", {0: PartitionOffsets(0, latest), 1: PartitionOffsets(0, 9)})
 
 
-def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more: Any) -> _Decoding:
+def _decoding(*topic: str, known: int, sends: CanalJsonOptions | None = None, **more: Any) -> _Decoding:
     """A decoding of a topic with so many DDL events at first; ``sends``: the producer's options."""
     given = {
         "definition": None,
@@ -80,7 +80,7 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
             pipeline="p",
             table_config=lambda _table: settings,
             source=SimpleNamespace(
-                codec_options=lambda: sends or CodecOptions(), opens_up_to=None, database=None
+                codec_options=lambda: sends or CanalJsonOptions(), opens_up_to=None, database=None
             ),
         ),
         store=None,
@@ -131,7 +131,7 @@ def test_a_dropped_column_whose_type_the_target_cannot_hold_stays_as_it_was() ->
 
 
 KEYLESS = "create table t (a int unique, b varchar(5))"
-ROW_KEYS = CodecOptions(enable_tidb_extension=True, output_row_key=True)
+ROW_KEYS = CanalJsonOptions(enable_tidb_extension=True, output_row_key=True)
 
 
 def _columns(decoding: CanalJsonDecoding) -> tuple[list[str], tuple[str, ...]]:
@@ -155,8 +155,8 @@ def test_only_a_table_without_a_key_goes_by_its_row_keys(
     assert _columns(_decoding(create, known=1, sends=ROW_KEYS, **more)) == (columns, keys)
 
 
-@pytest.mark.parametrize("sends", [CodecOptions(), CodecOptions(enable_tidb_extension=True)])
-def test_a_table_without_a_key_and_row_keys_is_refused_with_every_way_out(sends: CodecOptions) -> None:
+@pytest.mark.parametrize("sends", [CanalJsonOptions(), CanalJsonOptions(enable_tidb_extension=True)])
+def test_a_table_without_a_key_and_row_keys_is_refused_with_every_way_out(sends: CanalJsonOptions) -> None:
     with pytest.raises(ConfigError) as caught:
         _decoding(KEYLESS, known=1, sends=sends)
     said = caught.value.message

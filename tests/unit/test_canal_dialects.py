@@ -9,9 +9,9 @@ import pytest
 
 from tests.decoded_batches import as_records, assert_same, by_record
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.codecs.base import BinaryText, CodecOptions
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.options import BinaryText, CanalJsonOptions
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ChangeEvent, Message
 
@@ -31,7 +31,7 @@ def _blob(text: str | None, word: str = "longblob", *, at: int = 0) -> Message:
 
 
 def _codec(binary_text: BinaryText) -> CanalJsonCodec:
-    return CanalJsonCodec(options=CodecOptions(binary_text=binary_text))
+    return CanalJsonCodec(options=CanalJsonOptions(binary_text=binary_text))
 
 
 def _value(message: Message, binary_text: BinaryText) -> object:
@@ -90,9 +90,9 @@ def test_text_columns_are_not_read_by_the_rule_for_bytes() -> None:
 
 
 def test_the_setting_is_canal_jsons() -> None:
-    assert right(CANAL_JSON).source.codec_options().binary_text == "iso-8859-1"
+    assert right(CANAL_JSON).source.options_of(CanalJsonOptions).binary_text == "iso-8859-1"
     found = changed(CANAL_JSON, source__binary_text="utf-8")
-    assert right(found).source.codec_options().binary_text == "utf-8"
+    assert right(found).source.options_of(CanalJsonOptions).binary_text == "utf-8"
     assert "source.binary-text" in wrong(changed(FLAT_AVRO, source__binary_text="utf-8"))
     found["source"] |= {"large-message-handle-option": "handle-key-only", "enable-tidb-extension": True}
     assert "handle-key-only" in str(wrong(found)["source.binary-text"])

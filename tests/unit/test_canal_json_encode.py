@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, json_text
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import EncodeError
 from tidesink.events import (
@@ -51,7 +51,7 @@ def _event(op: Op = Op.INSERT, **changes: Any) -> ChangeEvent:
 
 
 def _encode(event: Any, **options: Any) -> dict[str, Any]:
-    codec = CanalJsonCodec(options=CodecOptions(**options), clock=lambda: 7)
+    codec = CanalJsonCodec(options=CanalJsonOptions(**options), clock=lambda: 7)
     record = codec.encode(event, topic="topic")
     assert record is not None
     assert record.key is None

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tidesink.codecs.base import Producer
+from tidesink.codecs.options import Producer
 from tidesink.config.changefeed import pipeline_draft, read_changefeed, read_toml
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError

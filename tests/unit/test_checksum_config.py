@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.codecs.options import FlatAvroOptions
 
 EXTENDED = changed(FLAT_AVRO, source__enable_tidb_extension=True)
 
@@ -27,4 +28,4 @@ def test_a_checksum_that_cannot_be_is_refused(settings: dict[str, Any], reason: 
 @pytest.mark.parametrize("mode", ["off", "warn", "reject"])
 def test_a_checksum_reaches_the_codec(mode: str) -> None:
     found = right(changed(EXTENDED, source__checksum=mode))
-    assert found.source.codec_options().checksum == mode
+    assert found.source.options_of(FlatAvroOptions).checksum == mode

@@ -17,10 +17,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.unit.canal_messages import message_of, row_bytes, row_message
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, decompressed
 from tidesink.codecs.large_messages import name_under, open_claim_check
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.errors import ConfigError, EncodeError, RowUnavailableError, SchemaMismatchError
 from tidesink.events import ChangeEvent
 
@@ -36,8 +36,8 @@ def _shown(value: object) -> str:
     return str(value)[:40].replace("/", "|")
 
 
-def _options(root: object, **more: Any) -> CodecOptions:
-    return CodecOptions(enable_tidb_extension=True, claim_check_storage_uri=str(root), **more)
+def _options(root: object, **more: Any) -> CanalJsonOptions:
+    return CanalJsonOptions(enable_tidb_extension=True, claim_check_storage_uri=str(root), **more)
 
 
 def _pointer(location: str, **members: Any) -> bytes:
@@ -272,7 +272,7 @@ def test_a_storage_that_cannot_be_opened_is_told_without_its_secrets(uri: str) -
     assert "SECRET" not in repr(_options(uri))
 
 
-def _changes(options: CodecOptions) -> tuple[CanalJsonCodec, ChangeEvent]:
+def _changes(options: CanalJsonOptions) -> tuple[CanalJsonCodec, ChangeEvent]:
     codec = CanalJsonCodec(options=options, clock=lambda: 0)
     (event,) = CanalJsonCodec().decode(message_of(_whole()))
     assert isinstance(event, ChangeEvent)
@@ -336,7 +336,7 @@ def test_what_cannot_be_sent_says_size_and_option(tmp_path: Path, more: dict[str
         "claim_check_storage_uri": str(tmp_path),
         "max_message_bytes": 300,
     }
-    codec, event = _changes(CodecOptions(**{**given, **more}))
+    codec, event = _changes(CanalJsonOptions(**{**given, **more}))
     with pytest.raises(EncodeError, match=says):
         codec.encode(event, topic="t")
     assert list(tmp_path.iterdir()) == []

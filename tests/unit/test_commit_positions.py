@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.commit_positions import binlog_position, commit_position, commit_positions
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.events import ChangeEvent, Message
 
 _MARIADB: Final = {"connector": "mariadb", "file": "maria-bin.000012", "pos": 55268, "row": 0}
@@ -110,7 +110,7 @@ def test_rows_behind_four_gib_are_in_a_cut_with_their_transaction() -> None:
 def test_flattened_rows_have_one_by_the_fields_that_were_added(
     added: dict[str, Any], position: int | None
 ) -> None:
-    options = CodecOptions(debezium=DebeziumModes(commit_positions=True))
+    options = DebeziumOptions(debezium=DebeziumModes(commit_positions=True))
     codec = open_codec("debezium-json", options=options)
     value = json.dumps({"id": 1, "name": "a", "__deleted": "false", **added}).encode()
     (event,) = codec.decode(Message("bank.live.account", 0, 0, b'{"id": 1}', value))

@@ -13,12 +13,13 @@ import pytest
 from tests.decoded_batches import as_records, assert_same
 from tests.unit.canal_messages import message_of, row_bytes
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, compression_of, decompressed
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.formats import JsonParser
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError, FramingError
 from tidesink.events import (
@@ -110,9 +111,9 @@ def test_damage_is_an_error_and_nothing_else(kind: Compression) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_message_is_compressed(kind: Compression) -> None:
     """TiCDC compresses rows, DDL and watermarks alike, also where large-message-handle-option is none."""
-    options = CodecOptions(enable_tidb_extension=True, large_message_handle_compression=kind)
+    options = CanalJsonOptions(enable_tidb_extension=True, large_message_handle_compression=kind)
     codec = CanalJsonCodec(options=options, clock=lambda: 0)
-    plain = CanalJsonCodec(options=CodecOptions(enable_tidb_extension=True), clock=lambda: 0)
+    plain = CanalJsonCodec(options=CanalJsonOptions(enable_tidb_extension=True), clock=lambda: 0)
     (row,) = plain.decode(message_of(row_bytes({"id": "1"}, _tidb={"commitTs": 5 << 18})))
     assert isinstance(row, ChangeEvent)
     events: tuple[Any, ...] = (
@@ -162,7 +163,7 @@ _T: Final = TableDefinitions(
 
 
 def _debezium(kind: Compression = "none", **options: Any) -> Codec:
-    given = CodecOptions(enable_tidb_extension=True, large_message_handle_compression=kind, **options)
+    given = DebeziumOptions(enable_tidb_extension=True, large_message_handle_compression=kind, **options)
     return open_codec("debezium", options=given, definitions=_T)
 
 
@@ -254,7 +255,7 @@ def test_opened_records_of_a_batch_are_bounded() -> None:
     assert sent is not None
     records = as_records(Message("t", 0, at, *sent) for at in range(20))
     codec = DebeziumJsonCodec(
-        options=CodecOptions(enable_tidb_extension=True), definitions=_T, most_opened=10_000
+        options=DebeziumOptions(enable_tidb_extension=True), definitions=_T, most_opened=10_000
     )
     found = codec.decode_batch(records)
     assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
@@ -262,7 +263,7 @@ def test_opened_records_of_a_batch_are_bounded() -> None:
 
 
 def test_debezium_avro_is_never_compressed() -> None:
-    options = CodecOptions(large_message_handle_compression="lz4")
+    options = DebeziumOptions(large_message_handle_compression="lz4")
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=options)
     sent = codec.encode(_debezium_events()[0], topic="t")
     assert sent is not None

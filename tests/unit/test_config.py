@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.config import load_config, parse_config
 from tidesink.config.models import topic_tables
 from tidesink.config.targets import DeltaSettings
@@ -61,7 +62,7 @@ def test_codec_options_carry_ticdcs_values() -> None:
             source__time_zone="Asia/Shanghai",
         )
     )
-    options = config.source.codec_options()
+    options = config.source.options_of(FlatAvroOptions)
     assert options.enable_tidb_extension is True
     assert options.avro_decimal_handling_mode == "string"
     assert options.avro_bigint_unsigned_handling_mode == "string"

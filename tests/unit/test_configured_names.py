@@ -16,9 +16,9 @@ from tests.columns import ID
 from tests.decoded_batches import as_records
 from tests.surroundings import surroundings
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import has_exact_names
 from tidesink.codecs.debezium.inference import first_row
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.config import Config
 from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError
@@ -135,7 +135,7 @@ def _message(connector: str, row: dict[str, Any], *, at: int = 0, flattened: boo
 @pytest.mark.parametrize("connector", SOURCES)
 def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
     message = _message(connector, {"id": 1, "name": "a"}, flattened=flattened)
-    row = first_row([message], CodecOptions())
+    row = first_row([message], DebeziumOptions())
     assert row is not None
     writers = Writers().with_new([first_writer(row)])
     exact = connector == "postgresql"
@@ -184,7 +184,7 @@ def _struct(kinds: dict[str, Any]) -> dict[str, Any]:
 def _written_by(*messages: Message) -> Writers:
     writers = Writers()
     for message in messages:
-        row = first_row([message], CodecOptions())
+        row = first_row([message], DebeziumOptions())
         assert row is not None
         writers = writers.with_new([first_writer(row)], later=bool(writers.reported))
     return writers

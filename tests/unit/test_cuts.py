@@ -13,7 +13,7 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tidesink import cuts
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
@@ -73,7 +73,7 @@ def _summary(
     epochs: Sequence[int | None] = (),
 ) -> BatchSummary:
     """What a task counts of the records, of which it is given so many at once; ``sent``: in ms since 1970."""
-    plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
+    plan = canal_json_plan(SCHEMA, options=CanalJsonOptions(enable_tidb_extension=True))
     plan = plan.for_batch(1, EventRules(bound=bound), marks_deletes=False)
     messages = [Message("t", 0, at, None, value, sent) for at, value in enumerate(values)]
     records = as_records(messages)

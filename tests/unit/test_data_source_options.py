@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions, op_array
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import ConfigError, SchemaMismatchError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
@@ -48,7 +49,7 @@ def test_options_are_the_sources_settings() -> None:
     }
     found = ReadOptions.of({**GIVEN, **more})
     assert found.settings.enable_tidb_extension
-    assert found.settings.codec_options().debezium.decimal_handling_mode == "string"
+    assert found.settings.options_of(DebeziumOptions).debezium.decimal_handling_mode == "string"
     assert found.protocol == "flat-avro"
     assert found.kafka == {"bootstrap.servers": "h:9092", "sasl.mechanism": "PLAIN"}
     assert (found.table, found.start, found.end) == (TABLE, "earliest", "latest")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.ddl.row_changes import row_changes
 from tidesink.errors import ConfigError
@@ -100,7 +100,7 @@ def test_a_column_added_without_default_has_a_value_for_the_rows_there(
 ) -> None:
     added = _after(f"alter table t add {column}")
     assert (added.by_name["c"].default, added.by_name["c"].backfill) == (None, backfill)
-    fields = json.loads(value_record(added, T, CodecOptions()).text)["fields"]
+    fields = json.loads(value_record(added, T, FlatAvroOptions()).text)["fields"]
     assert fields[-1].get("default") is None
 
 

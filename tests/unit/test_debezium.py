@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions, DebeziumModes
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -51,7 +51,7 @@ def _message(value: Any, key: Any = None, *, topic: str = "app.shop.orders", **h
 
 
 def _decode(message: Message, **modes: Any) -> Event:
-    codec = open_codec("debezium-json", options=CodecOptions(debezium=DebeziumModes(**modes)))
+    codec = open_codec("debezium-json", options=DebeziumOptions(debezium=DebeziumModes(**modes)))
     (event,) = codec.decode(message)
     return event
 
@@ -330,7 +330,7 @@ def test_what_is_not_written_is_refused_by_name() -> None:
 
 def test_ddl_of_others_is_refused_by_name() -> None:
     """TiCDC's ``tableChanges`` are the whole table as TiDB sees it, which nobody else tells."""
-    sending = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True)
+    sending = DebeziumOptions(enable_tidb_extension=True, avro_enable_watermark=True)
     ddl = {"source": MYSQL, "databaseName": "shop", "ddl": "DROP TABLE t", "tableChanges": []}
     event = _decode(_message(ddl))
     assert isinstance(event, DdlEvent)
@@ -354,7 +354,7 @@ def test_avro_control_messages_are_sent_with_both_options_alone() -> None:
     position = Position("t", 0, 0)
     ddl = DdlEvent(TableId("shop", "t"), "DROP TABLE t", "DROP", 5, position, {"tableChanges": []})
     for extension, watermark in ((True, False), (False, True)):
-        options = CodecOptions(enable_tidb_extension=extension, avro_enable_watermark=watermark)
+        options = DebeziumOptions(enable_tidb_extension=extension, avro_enable_watermark=watermark)
         codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=options)
         assert codec.encode(WatermarkEvent(1, position), topic="t") is None
         assert codec.encode(ddl, topic="t") is None

@@ -15,9 +15,9 @@ import pytest
 from tests.spark.decoded import decode_here
 from tidesink.cli.table_plans import TablePlan, routed_problem, with_identity
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.inference import first_row, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, TidesinkError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
@@ -93,7 +93,7 @@ def _bare(
 def _plan(
     *messages: Message, keys: tuple[str, ...] | None = None, identity: ReplicaIdentity | None = None
 ) -> DecodePlan:
-    rows = [first_row([one], CodecOptions()) for one in messages]
+    rows = [first_row([one], DebeziumOptions()) for one in messages]
     writers = Writers().with_new(first_writer(one) for one in rows if one is not None)
     return debezium_json_plan(
         _TABLE, writers, PlanSettings(keys=keys), database=DatabaseFacts(identity=identity)
@@ -462,7 +462,7 @@ def test_columns_of_the_primary_key_are_sent_whether_the_old_row_is_whole_or_not
         (_sent("number", table={"number", "line"}, primary={"number"}), ("nr", "line"), "delete"),
     ):
         defined = None if definition is None else _defined(*definition)
-        row = first_row([first], CodecOptions(), defined)
+        row = first_row([first], DebeziumOptions(), defined)
         assert row is not None
         plan = _plan_of(first_writer(row), definition=defined, identity=identity)
         (found,) = _rows(plan, delete)
@@ -530,7 +530,7 @@ def test_a_definition_tells_which_columns_may_be_null_where_no_schema_does(
     key = {"nr": before["nr"], "line": before["line"]}
     first = _bare(key, op="r", after={**dict.fromkeys(("note", "region"), "y"), **before, "note": "y"})
     for known, kind in ((None, bare), (definition, defined)):
-        row = first_row([first], CodecOptions(), known)
+        row = first_row([first], DebeziumOptions(), known)
         assert row is not None
         plan = _plan_of(first_writer(row), definition=known)
         (found,) = _rows(plan, _bare(key, op="d", before=before))
@@ -678,7 +678,7 @@ def test_so_is_an_empty_geometry_without_a_schema(nullable: bool | None, kind: s
         definition = TableSchema(_TABLE, columns)
     first = _bare({"id": 1}, after={"id": 1, "area": _POINT})
     update = _bare({"id": 1}, op="u", after={"id": 1, "area": _EMPTY})
-    row = first_row([first], CodecOptions(), definition)
+    row = first_row([first], DebeziumOptions(), definition)
     assert row is not None
     plan = _plan_of(first_writer(row), definition=definition)
     found = _rows(plan, first, update)
@@ -706,7 +706,7 @@ def test_a_workers_plan_knows_the_connector_of_json() -> None:
     optional = {"id": _INT, "area": {**_GEOMETRY, "optional": True}}
     for connector, warned in (("postgresql", 1), ("mysql", 0)):
         message = _message(optional, key={"id": 1}, after={"id": 1, "area": _POINT}, connector=connector)
-        row = first_row([message], CodecOptions())
+        row = first_row([message], DebeziumOptions())
         assert row is not None
         plan = debezium_json_plan(_TABLE, Writers().with_new([first_writer(row)]))
         assert sum("stored out of line" in text for text in plan.warnings) == warned
@@ -729,7 +729,7 @@ def _plan_of(
 
 
 def _first(message: Message) -> Any:
-    return first_row([message], CodecOptions())
+    return first_row([message], DebeziumOptions())
 
 
 # Warnings of plan and status
@@ -799,6 +799,6 @@ def test_records_that_are_all_refused_name_their_table_and_their_reason() -> Non
     row = {"id": {"value": 1, "set": True}}
     message = _message({"id": cell}, key=row, after=row)
     faults: list[DecodeError] = []
-    assert first_row([message], CodecOptions(), faults=faults) is None
+    assert first_row([message], DebeziumOptions(), faults=faults) is None
     assert "objects of the members value and set" in str(faults[0])
     assert open_codec("debezium-json").table_of(message) == _TABLE

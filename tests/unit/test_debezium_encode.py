@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.base import Codec, EncodedRecord
 from tidesink.codecs.debezium.formats import AvroParser
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Message, Op, Position, TableSchema, Value
@@ -108,7 +109,7 @@ def test_a_float_with_digits_comes_back() -> None:
 @pytest.mark.parametrize("value", [1.1, 16777216.0, 3.4028234663852886e38, 1e-7])
 def test_a_float_with_digits_that_nobody_defined_is_sent_on_as_it_came(value: float, extended: bool) -> None:
     """It is a double, as the record says: its number and its type stay, however often it is written again."""
-    registry, options = MemorySchemaRegistry(), CodecOptions(enable_tidb_extension=extended)
+    registry, options = MemorySchemaRegistry(), DebeziumOptions(enable_tidb_extension=extended)
     for protocol in ("debezium-json", "debezium-avro"):
         codec = open_codec(protocol, registry=registry, options=options)
         record = _encoded(codec, _insert(_table("f float(10,3)"), id=1, f=value))

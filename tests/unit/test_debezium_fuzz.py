@@ -14,7 +14,8 @@ from tests.golden.debezium_captures import Capture, find_captures
 from tests.vectors import SUBSET
 from tidesink.cli.json_lines import event_json
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import Message
 
@@ -109,7 +110,7 @@ _JSON: Final = st.recursive(
     unwrapped=False,
 )
 def test_json_of_any_shape(key: Any, value: Any, unwrapped: bool) -> None:
-    codec = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=unwrapped))
+    codec = open_codec("debezium-json", options=DebeziumOptions(debezium_unwrapped=unwrapped))
     _check(codec, Message("a.b.c", 0, 0, json.dumps(key).encode(), json.dumps(value).encode()))
 
 

@@ -15,7 +15,6 @@ from tests.decoded_batches import as_records
 from tests.spark.decoded import decode_here
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.debezium.inference import (
     InferredColumn,
@@ -25,6 +24,7 @@ from tidesink.codecs.debezium.inference import (
     first_row,
     inferred_column,
 )
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.config.models import Definition
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
@@ -104,8 +104,8 @@ def _batch(*messages: Message, stamped: bool = True, spread: bool = False) -> pa
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _writers(*messages: Message, options: CodecOptions | None = None) -> Writers:
-    rows = [first_row([one], options or CodecOptions()) for one in messages]
+def _writers(*messages: Message, options: DebeziumOptions | None = None) -> Writers:
+    rows = [first_row([one], options or DebeziumOptions()) for one in messages]
     return Writers().with_new(first_writer(one) for one in rows if one is not None)
 
 
@@ -173,7 +173,7 @@ def test_a_writer_comes_back_as_it_was() -> None:
 
 def test_columns_that_nothing_types_are_text() -> None:
     definition = TableSchema(_TABLE, (Column("id", ColumnType("bigint")),))
-    found = first_row([_plain({"id": 1, "n": 1.5}, {"id": 1})], CodecOptions(), definition)
+    found = first_row([_plain({"id": 1, "n": 1.5}, {"id": 1})], DebeziumOptions(), definition)
     assert found is not None
     assert [(one.column.name, one.column.type.name, one.guessed) for one in found.columns] == [
         ("id", "bigint", False),
@@ -202,14 +202,14 @@ def test_compressed_records_are_planned_and_read_as_plain_ones(kind: Compression
 
 def test_flattened_rows_are_told() -> None:
     message = Message("app.shop.t", 0, 0, b'{"id":1}', b'{"id":1,"__op":"c"}')
-    found = first_row([Message("app.shop.t", 0, 0, None, b"no JSON"), message], CodecOptions())
+    found = first_row([Message("app.shop.t", 0, 0, None, b"no JSON"), message], DebeziumOptions())
     assert found is not None
     assert found.flattened
 
 
 def test_a_null_value_of_a_flattened_topic_is_a_delete() -> None:
     row, gone = _message({"id": "a", "__op": "c", "__table": "t", "__db": "shop"}, {"id": "a"}), None
-    first = first_row([row], CodecOptions())
+    first = first_row([row], DebeziumOptions())
     assert first is not None
     plan = debezium_json_plan(first.table, _writers(row))
     found = _rows(plan, row, _message(gone, {"id": "a"}))
@@ -226,7 +226,7 @@ def test_a_null_value_among_envelopes_is_a_delete_where_the_option_says_so() -> 
         "delete",
         "message",
     ]
-    plan = debezium_json_plan(_TABLE, writers, options=CodecOptions(debezium_unwrapped=True))
+    plan = debezium_json_plan(_TABLE, writers, options=DebeziumOptions(debezium_unwrapped=True))
     _, before, alone = _rows(plan, written, deleted, tombstone)
     assert (alone["_kind"], alone["key"]) == ("delete", before["key"])
 
@@ -239,7 +239,7 @@ def _text_plan() -> DecodePlan:
 
 
 def test_facts_about_a_record_are_with_its_event() -> None:
-    codec = LoneCodec(CodecOptions(), None)
+    codec = LoneCodec(DebeziumOptions(), None)
     events = [*codec.decode(_plain({"id": 1}, {"id": 1})), *codec.decode(_typed({"id": 1}))]
     schemas = [event.schema for event in events if isinstance(event, ChangeEvent) and event.schema]
     assert [facts_of(replace(schema)) for schema in schemas] == [

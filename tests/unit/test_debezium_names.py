@@ -17,10 +17,10 @@ from tests.unit.debezium_samples import (
     schema,
     value_of_definition,
 )
-from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.envelope import Rows
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
@@ -277,7 +277,7 @@ def test_so_are_they_where_a_definition_types_the_column(kind: str) -> None:
 )
 def test_structured_times_that_nothing_types_are_refused(raw: Json, name: str) -> None:
     with pytest.raises(SchemaMismatchError, match=name):
-        DebeziumJsonCodec(options=CodecOptions()).decode(_message({"id": 1, "at": raw}, connector="mysql"))
+        DebeziumJsonCodec(options=DebeziumOptions()).decode(_message({"id": 1, "at": raw}, connector="mysql"))
 
 
 def test_each_object_of_a_defined_column_is_read_by_its_own_members() -> None:

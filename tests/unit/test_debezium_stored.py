@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import pytest
 
-from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.inference import InferredColumn
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.codecs.debezium.values import wire_reader, wire_type
+from tidesink.codecs.options import BinaryHandling, DebeziumModes
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, debezium_json_plan

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.flat_avro_cases import only_change
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import Message, Op, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -106,7 +106,7 @@ def test_a_schema_of_a_row_tells_it() -> None:
 def test_a_tombstone_alone_is_a_delete() -> None:
     lone = _message(None, {"id": 1})
     assert open_codec("debezium-json").decode(lone) == ()
-    declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    declared = open_codec("debezium-json", options=DebeziumOptions(debezium_unwrapped=True))
     event = only_change(declared, lone)
     assert (event.op, event.table) == (Op.DELETE, TableId("shop", "orders"))
     assert (event.key, event.before, event.after) == ({"id": 1}, {"id": 1}, None)
@@ -121,7 +121,7 @@ def test_a_tombstone_is_told_by_its_header_or_by_rows_before() -> None:
 
 
 def test_a_tombstone_without_a_key_deletes_nothing_and_says_so() -> None:
-    codec = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    codec = open_codec("debezium-json", options=DebeziumOptions(debezium_unwrapped=True))
     with pytest.raises(SchemaMismatchError, match=r"message\.key\.columns"):
         codec.decode(_message(None, None))
 
@@ -130,7 +130,7 @@ def test_untold_rows_need_the_option() -> None:
     row = _message({"id": 1, "a": 2}, {"id": 1})
     with pytest.raises(SchemaMismatchError, match="debezium-unwrapped"):
         open_codec("debezium-json").decode(row)
-    declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    declared = open_codec("debezium-json", options=DebeziumOptions(debezium_unwrapped=True))
     assert only_change(declared, row).after == {"id": 1, "a": 2}
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.debezium_samples import MODES, value_of_definition
-from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER
 from tidesink.codecs.debezium.connect_schema import (
     ConnectField,
     ConnectSchema,
@@ -21,6 +21,7 @@ from tidesink.codecs.debezium.connect_schema import (
 )
 from tidesink.codecs.debezium.readers import inferred_value, reader_of
 from tidesink.codecs.debezium.values import column_of
+from tidesink.codecs.options import DebeziumModes
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES, TYPES, row_of

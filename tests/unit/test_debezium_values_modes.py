@@ -20,12 +20,12 @@ from tests.unit.debezium_samples import (
     schema,
     value_of_definition,
 )
-from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.readers import (
     definition_reader,
     infer_column,
     inferred_value,
 )
+from tidesink.codecs.options import DebeziumModes
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 from tidesink.typemap.mysql_types import parse_sql_type

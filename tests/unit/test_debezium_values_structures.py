@@ -19,9 +19,10 @@ from tests.unit.debezium_samples import (
     schema,
     value_of_definition,
 )
-from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium.readers import inferred_value
+from tidesink.codecs.options import DebeziumModes
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 

@@ -24,10 +24,10 @@ from tests.unit.flat_avro_cases import (
 )
 from tests.unit.test_flat_avro_glue import KEY_ID, SOURCE, VALUE_ID, framed
 from tidesink.codecs.avro_columns import CHUNK_RECORDS
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.payloads import BIT_WIDTH
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import SchemaNotFoundError
 from tidesink.events import Message, Op, Row, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
@@ -246,7 +246,7 @@ def test_checksums_that_are_asked_for_are_left_to_the_row_codec() -> None:
     registry = MemorySchemaRegistry()
     writer = codec_with(registry, enable_tidb_extension=True, row_checksum=True)
     message = message_of(writer, change(extension={"_tidb_row_level_checksum": "1"}))
-    reader = FlatAvroCodec(registry=registry, options=CodecOptions(checksum="reject"))
+    reader = FlatAvroCodec(registry=registry, options=FlatAvroOptions(checksum="reject"))
     found = checked(reader, [message])
     assert found.row_by_row_records == 1
     assert checked(codec_with(registry), [message]).row_by_row_records == 0

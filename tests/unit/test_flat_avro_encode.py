@@ -22,8 +22,8 @@ from tests.unit.flat_avro_cases import (
     table,
 )
 from tidesink.codecs import CODECS, open_codec
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import key_record, value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import ConfigError, EncodeError, IncompatibleSchemaError, SchemaNotFoundError
 from tidesink.events import DdlEvent, Op, Position, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
@@ -31,7 +31,7 @@ from tidesink.schema_registry.client import MemorySchemaRegistry
 
 def _fields(ddl: str, **options: Any) -> list[dict[str, Any]]:
     schema = table(ddl)
-    built = value_record(schema, schema.table, CodecOptions(**options))
+    built = value_record(schema, schema.table, FlatAvroOptions(**options))
     fields: list[dict[str, Any]] = json.loads(built.text)["fields"]
     return fields
 
@@ -80,7 +80,7 @@ def test_a_precise_decimal_has_no_default() -> None:
 
 def test_the_text_has_the_producers_order_and_escapes() -> None:
     schema = table("create table `t-1` (id int primary key, b bit(3) default b'1', e enum('a,b','<'))")
-    text = value_record(schema, schema.table, CodecOptions(namespace="9team")).text
+    text = value_record(schema, schema.table, FlatAvroOptions(namespace="9team")).text
     assert text == (
         '{"type":"record","name":"t_1","namespace":"_9team.shop","fields":['
         '{"name":"id","type":{"type":"int","connect.parameters":{"tidb_type":"INT"}}},'
@@ -93,10 +93,10 @@ def test_the_text_has_the_producers_order_and_escapes() -> None:
 
 def test_the_key_is_the_handle_key_at_the_classic_producer_and_the_primary_key_at_the_new_one() -> None:
     schema = table("create table k (v int, b int not null, a int not null, unique key (a, b))")
-    classic = key_record(schema, schema.table, CodecOptions())
+    classic = key_record(schema, schema.table, FlatAvroOptions())
     assert classic is not None
     assert [field["name"] for field in classic.schema["fields"]] == ["b", "a"]  # column order
-    assert key_record(schema, schema.table, CodecOptions(producer="new")) is None
+    assert key_record(schema, schema.table, FlatAvroOptions(producer="new")) is None
 
 
 def test_virtual_columns_are_left_out_or_null() -> None:

@@ -12,8 +12,9 @@ import pytest
 from tests.columns import ID
 from tests.reduction_law import unsent_columns
 from tests.unit.written_rows import TABLE, Case, arrow_batch, cases, named, shape_with
-from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.open import CODECS, open_codec
+from tidesink.codecs.options import PLACEHOLDER, DebeziumModes, DebeziumOptions, FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
@@ -26,8 +27,8 @@ from tidesink.typemap.values import to_datetime
 
 PROTOCOLS = [name for name, known in CODECS.items() if known.writes is not None]
 # TiCDC's own losses: what its protocol cannot carry is not looked for.
-STRINGS = CodecOptions(avro_decimal_handling_mode="string", avro_bigint_unsigned_handling_mode="string")
-OPTIONS = {"debezium-avro": STRINGS}
+STRINGS = DebeziumOptions(avro_decimal_handling_mode="string", avro_bigint_unsigned_handling_mode="string")
+OPTIONS: dict[str, CodecOptions] = {"debezium-avro": STRINGS}
 COMMIT_TS = 451_234_567_890_123_456
 
 
@@ -136,7 +137,7 @@ def test_a_value_left_out_is_debeziums_placeholder(protocol: str) -> None:
         named("t", ColumnType("text")), named("b", ColumnType("blob")), named("n", ColumnType("int"))
     )
     row = ("upsert", {"id": 1, "t": None, "b": None, "n": 5}, {"id": 1})
-    reported = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    reported = DebeziumOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
     (event,) = Round(protocol, shape, reported).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
     assert event.after == {"id": 1, "n": 5}
     assert set(unsent_columns(event)) == {"t", "b"}
@@ -235,7 +236,8 @@ def test_a_decimal_of_unknown_precision_needs_string_mode() -> None:
         Round("flat-avro", shape)
     assert caught.value.context["column"] == "price"
     row = ("upsert", {"id": 1, "price": "12.50"}, {"id": 1})
-    assert Round("flat-avro", shape, STRINGS).events([row])[0].after is not None
+    strings = FlatAvroOptions(avro_decimal_handling_mode="string")
+    assert Round("flat-avro", shape, strings).events([row])[0].after is not None
 
 
 def test_names_that_become_one_are_refused() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.golden.debezium_tables import POSTGRES_TABLES, postgres_definitions, postgres_sql
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
-from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.readers import definition_reader
+from tidesink.codecs.options import DebeziumModes
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId

@@ -14,9 +14,10 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.properties.test_reduce_columns import tables_of
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.config.models import Destination
 from tidesink.errors import SourceError
 from tidesink.events import (
@@ -68,7 +69,7 @@ NAME = Column("name", ColumnType("varchar"))
 STOCK = Column("stock", ColumnType("bigint unsigned"), default="7")
 OLD, NEW = TableSchema(TABLE, (ID, NAME)), TableSchema(TABLE, (ID, NAME, STOCK))
 WANTED = FetchRange("t", 0, 0, 100)
-OPTIONS = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new")
+OPTIONS = FlatAvroOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new")
 
 
 class Topic:

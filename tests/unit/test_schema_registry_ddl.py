@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import incompatibilities
@@ -38,7 +38,7 @@ STATEMENTS: Final = {
 def schema(definitions: TableDefinitions, table: TableId) -> str:
     found = definitions.get(table)
     assert found is not None
-    return value_record(found, table, CodecOptions()).text
+    return value_record(found, table, FlatAvroOptions()).text
 
 
 def documented() -> dict[str, str]:

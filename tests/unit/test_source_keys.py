@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tidesink.codecs.base import CodecOptions, DebeziumModes
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import source_plan
@@ -34,7 +34,7 @@ def _column(
     if modes is None:
         plan = canal_json_plan(schema, PlanSettings(keys=("k",)))
     else:
-        options = CodecOptions(debezium=modes)
+        options = DebeziumOptions(debezium=modes)
         plan = debezium_json_plan(
             TABLE, Writers(), PlanSettings(keys=("k",)), definition=schema, options=options
         )

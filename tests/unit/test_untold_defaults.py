@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_json
 from tidesink.codecs.debezium.envelope import Rows
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.ddl.row_changes import RowDdl, row_changes
 from tidesink.events import UNKNOWN_DEFAULT, Column, Message, TableId, TableSchema
@@ -38,7 +38,7 @@ def _envelope(connector: str, **fields: dict[str, Any]) -> ConnectSchema:
 def _columns(schema: ConnectSchema) -> dict[str, Column]:
     row = schema.field("after")
     assert row is not None
-    rows = Rows(CodecOptions().debezium, TableDefinitions())
+    rows = Rows(DebeziumOptions().debezium, TableDefinitions())
     return {column.name: column for column in rows.shape(row, T).columns}
 
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from tests.unit.canal_messages import message_of, row_bytes
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.codecs.upstream import Upstream, open_upstream
 from tidesink.errors import ConfigError, DecodeError, RowUnavailableError, SourceUnavailableError
 from tidesink.events import ChangeEvent, TableId
@@ -78,7 +78,7 @@ _DESCRIBED: Final = (
 
 
 def _codec(moments: Moments, **options: Any) -> CanalJsonCodec:
-    given = CodecOptions(**options)
+    given = CanalJsonOptions(**options)
     large = LargeMessages(given, upstream=Upstream(moments.engine, as_of=moments.as_of))
     return CanalJsonCodec(options=given, large=large)
 
@@ -126,13 +126,13 @@ def test_a_delete_needs_no_more_than_its_key(moments: Moments) -> None:
     assert (deleted.key, deleted.before, moments.asked) == ({"id": 1}, {"id": 1}, [])
     assert deleted.extension is not None
     assert deleted.extension["_tidb"] == {"onlyHandleKey": True}
-    written = CanalJsonCodec(options=CodecOptions(enable_tidb_extension=True)).encode(deleted, topic="t")
+    written = CanalJsonCodec(options=CanalJsonOptions(enable_tidb_extension=True)).encode(deleted, topic="t")
     assert written is not None
     assert json.loads(written.value or b"")["_tidb"] == {"commitTs": TS, "onlyHandleKey": True}
 
 
 def test_a_delete_is_looked_up_where_the_reader_goes_by_another_key(moments: Moments) -> None:
-    large = LargeMessages(CodecOptions(), upstream=Upstream(moments.engine, as_of=moments.as_of))
+    large = LargeMessages(CanalJsonOptions(), upstream=Upstream(moments.engine, as_of=moments.as_of))
     deleted = _event(CanalJsonCodec(keys={TABLE: ("a",)}, large=large), _cut("DELETE"))
     assert (deleted.key, moments.asked) == ({"a": "old"}, [TS - 1])
 
@@ -250,15 +250,15 @@ def test_a_url_that_cannot_be_used_is_told_without_its_password(url: str, says: 
     with pytest.raises(ConfigError, match=says) as caught:
         open_upstream(url)
     assert "SECRET" not in f"{caught.value} {caught.value.__cause__}"
-    assert "SECRET" not in repr(CodecOptions(upstream_url=url))
-    codec = CanalJsonCodec(options=CodecOptions(upstream_url=url))
+    assert "SECRET" not in repr(CanalJsonOptions(upstream_url=url))
+    codec = CanalJsonCodec(options=CanalJsonOptions(upstream_url=url))
     with pytest.raises(ConfigError, match=says):
         codec.decode(message_of(_cut()))
     assert codec.decode(message_of(row_bytes({"a": "x"})))
 
 
 def test_an_upstream_that_does_not_answer_may_answer_later() -> None:
-    codec = CanalJsonCodec(options=CodecOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/"))
+    codec = CanalJsonCodec(options=CanalJsonOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/"))
     with pytest.raises(SourceUnavailableError, match="does not answer") as caught:
         codec.decode(message_of(_cut()))
     assert caught.value.remedy == "retry"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.decoded_batches import as_records
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compressed
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.batch.decoders import PlanSettings
@@ -33,7 +33,7 @@ def _value(es: Any = 9, *, commit_ts: int | None = None, table: str = "t", day: 
 
 
 def _decoded(
-    *values: bytes, emptied: int | None = EMPTIED, options: CodecOptions | None = None
+    *values: bytes, emptied: int | None = EMPTIED, options: CanalJsonOptions | None = None
 ) -> DecodedRecords:
     plan = canal_json_plan(SCHEMA, PlanSettings(zero_date="error"), options=options)
     records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
@@ -78,7 +78,7 @@ def test_rows_of_one_record_have_each_the_time_of_their_message() -> None:
 
 
 def test_compressed_records_have_their_time_too() -> None:
-    options = CodecOptions(large_message_handle_compression="lz4")
+    options = CanalJsonOptions(large_message_handle_compression="lz4")
     values = [compressed(_value(es), "lz4") for es in (9, 11)]
     assert _void(*values, options=options) == (1, 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from tests.unit.canal_messages import row_bytes
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.events import Message, Position, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
@@ -185,13 +186,18 @@ def _message(value: bytes | None, key: bytes | None = None) -> Message:
     return Message("app", 0, 7, key, value)
 
 
-_SENT: Final = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True)
-
-
-@pytest.mark.parametrize(("config", "protocol"), [(CANAL_JSON, "canal-json"), (FLAT_AVRO, "flat-avro")])
-def test_a_watermark_is_told_from_other_records(config: dict[str, Any], protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("config", "protocol", "options"),
+    [
+        (CANAL_JSON, "canal-json", CodecOptions(enable_tidb_extension=True)),
+        (FLAT_AVRO, "flat-avro", FlatAvroOptions(enable_tidb_extension=True, avro_enable_watermark=True)),
+    ],
+)
+def test_a_watermark_is_told_from_other_records(
+    config: dict[str, Any], protocol: str, options: CodecOptions
+) -> None:
     """No registry is asked for it."""
-    codec = open_codec(protocol, options=_SENT, registry=MemorySchemaRegistry())
+    codec = open_codec(protocol, options=options, registry=MemorySchemaRegistry())
     sent = codec.encode(WatermarkEvent(449, Position("app", 0, 0)), topic="app")
     assert sent is not None
     watermark_of = watermark_reader(right(changed(config, source__enable_tidb_extension=True)).source, None)

@@ -46,6 +46,7 @@ from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.codecs.compression import Compression, compression_of
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.open import CODECS, open_codec
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import row_moment
 from tidesink.errors import (
@@ -110,7 +111,7 @@ def _strict(setting: sources.Setting) -> CanalJsonSchema:
             f"--strict only applies to canal-json. {setting.protocol} records are always decoded with their "
             "own schema. Remove --strict."
         )
-    return CanalJsonSchema(setting.options)
+    return CanalJsonSchema(CanalJsonOptions.of(setting.options))
 
 
 class _Reported(logging.Handler):
@@ -520,7 +521,8 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
         ConfigError: the protocol is debezium-avro, whose lines have no schema ids, and ``register`` is False.
     """
     if setting.protocol == "canal-json":
-        return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
+        options = CanalJsonOptions.of(setting.options)
+        return CanalJsonLines(options, setting.definitions, setting.declared).encode
     if setting.protocol == "debezium-avro" and not register:
         raise ConfigError(
             f"{setting.protocol} lines have no schema ids, so the schemas of --table-definition must be "
@@ -537,7 +539,7 @@ class SchemaLines:
         self._definitions = setting.definitions
         self._register = register
         self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
-        self._codecs: dict[tuple[bool, Compression], Codec] = {}
+        self._codecs: dict[CodecOptions, Codec] = {}
         # For protocols without a registry, only the option decides whether DDL has the TiDB extension.
         in_avro = CODECS[setting.protocol].registry
         self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
@@ -572,18 +574,17 @@ class SchemaLines:
         If the user gave no option for the compression, the codec uses the compression that the line names.
         ``control``: True for watermarks, and for DDL in Avro, which need TiCDC's extension options.
         """
-        options = self._setting.options
+        options = CODECS[self._setting.protocol].options.of(self._setting.options)
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
-            options = replace(options, large_message_handle_compression=kind)
-        key = control, options.large_message_handle_compression
-        if key not in self._codecs:
-            if control:
-                # TiCDC only sends watermarks with the TiDB extension, and DDL in Avro with both options.
-                options = replace(options, enable_tidb_extension=True, avro_enable_watermark=True)
+            options = options.updated({"large_message_handle_compression": kind})
+        if control:
+            # TiCDC only sends watermarks with the TiDB extension, and DDL in Avro with both options.
+            options = options.updated({"enable_tidb_extension": True, "avro_enable_watermark": True})
+        if options not in self._codecs:
             setting = self._setting
-            self._codecs[key] = open_codec(setting.protocol, registry=setting.registry, options=options)
-        return self._codecs[key]
+            self._codecs[options] = open_codec(setting.protocol, registry=setting.registry, options=options)
+        return self._codecs[options]
 
     def _schema_of(self, line: Line) -> TableSchema:
         if not isinstance(self._codec, FlatAvroCodec):
@@ -608,13 +609,13 @@ class CanalJsonLines:
     """Encodes decoded lines to canal-json records."""
 
     def __init__(
-        self, options: CodecOptions, definitions: TableDefinitions, declared: Mapping[str, Any]
+        self, options: CanalJsonOptions, definitions: TableDefinitions, declared: Mapping[str, Any]
     ) -> None:
         self._options = options
         self._declared = declared
         self._definitions = definitions
         self._shapes = RowShapes(definitions, None)
-        self._codecs: dict[CodecOptions, CanalJsonCodec] = {}
+        self._codecs: dict[CanalJsonOptions, CanalJsonCodec] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
         """Return the canal-json record of one decoded line, or None if canal-json has no record for it.

@@ -30,6 +30,7 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
+from tidesink.codecs.open import CODECS
 from tidesink.dev.stack import (
     CONTROLLER_PORT,
     DIRECTORY,
@@ -140,7 +141,7 @@ def workload(
         protocol=protocol.value,
         topic_rule=topics,
         registry=registry,
-        codec=codec_options(given),
+        codec=codec_options(CODECS[protocol.value].options, given),
         events=events,
         partitions=partitions,
         seed=seed,

@@ -13,6 +13,7 @@ from tidesink.cli.status import store_if_there
 from tidesink.codecs.debezium.inference import (
     first_row,
 )
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import TableId
 from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, first_writer
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
@@ -44,7 +45,7 @@ def settled_types(
 
 
 def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
-    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    properties, options = config.source.confluent_properties(), config.source.options_of(DebeziumOptions)
     messages = [*peek(properties, topic, most=_LAST_RECORDS, ends=True)]
     for number in sorted({message.partition for message in messages}):
         writer = newest_typed([record for record in messages if record.partition == number], options)
@@ -63,7 +64,7 @@ def check_first_row(config: Config, topic: str) -> None:
         SourceUnavailableError: the source database or the broker does not answer.
         StateStoreError: the state store does not answer.
     """
-    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    properties, options = config.source.confluent_properties(), config.source.options_of(DebeziumOptions)
     row = first_row(peek(properties, topic, most=_FIRST_RECORDS), options)
     if row is not None:
         settled_types(config, topic, row.table, Writers().with_new([first_writer(row)]))

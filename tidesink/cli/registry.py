@@ -23,8 +23,8 @@ import typer
 from tidesink.cli import sources, terminal
 from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options, with_options
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import key_record, null_defaults, value_record
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.config import Config, load_config
 from tidesink.config.fields import read_text
 from tidesink.ddl.catalog import TableDefinitions
@@ -348,9 +348,9 @@ class Request(NamedTuple):
     rule: str | None
     previous: Path | None = None
 
-    def options(self, config: Config | None) -> CodecOptions:
+    def options(self, config: Config | None) -> FlatAvroOptions:
         """Return the producer's options: those of the config, overridden by those of the command line."""
-        return codec_options(self.given, config.source.codec_options() if config else None)
+        return codec_options(FlatAvroOptions, self.given, config)
 
     def candidates(self, config: Config | None) -> Candidates:
         """Return the schemas that TiCDC would register for the tables of the command line or the config.
@@ -682,7 +682,7 @@ def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
     return named
 
 
-def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: TopicOf) -> Candidates:
+def of_tables(tables: Iterable[TableSchema], options: FlatAvroOptions, topic_of: TopicOf) -> Candidates:
     """Return the key and value schemas that TiCDC with these options would register for tables."""
     made = Candidates()
     for schema in tables:
@@ -704,7 +704,7 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
     return made
 
 
-def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
+def of_config(config: Config, options: FlatAvroOptions, topic_of: TopicOf) -> Candidates:
     """Return the schemas that TiCDC would register for the config's tables.
 
     Tables without a definition are listed as skipped, with the reason.

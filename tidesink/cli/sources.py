@@ -38,9 +38,10 @@ from typer.core import TyperCommand
 from tidesink.cli.json_lines import read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes, TableOfTopic
+from tidesink.codecs.base import Codec, CodecOptions, Options, TableOfTopic
 from tidesink.codecs.open import ALIASES, CODECS
 from tidesink.codecs.open import protocol_named as known_protocol
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.config import Config, load_config
 from tidesink.config.fields import Interpolated, read_text
 from tidesink.config.load import load_registry_settings
@@ -60,11 +61,12 @@ R = TypeVar("R")
 
 Given = Mapping[str, Any]
 
-# Options that CodecOptions has under another name, or lacks because records show their value.
+# Options that no codec has, or has under another name, because records show their value.
 _OTHERS: Final[Mapping[str, Any]] = {
     "force_replicate": bool,
     "integrity_check_level": Literal["none", "correctness"],
     "keyspace": str,
+    "output_raw_change_event": bool,
     "terminator": str,
 }
 _MEANING: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
@@ -74,7 +76,11 @@ _MEANING: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "terminator": lambda _: {},
 }
 _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
-_TYPES: Final = {**get_type_hints(DebeziumModes), **get_type_hints(CodecOptions), **_OTHERS}
+_CODECS: Final = [codec.options for codec in CODECS.values()]
+_TYPES: Final[Mapping[str, Any]] = {
+    **{name: kind for codec in (DebeziumModes, *_CODECS) for name, kind in get_type_hints(codec).items()},
+    **_OTHERS,
+}
 _HELP: Final[Mapping[str, str]] = {
     "enable_tidb_extension": "The topic carries TiDB's extension fields.",
     "output_raw_change_event": "The producer does not split updates of a key into delete and insert.",
@@ -132,7 +138,7 @@ def _option(name: str) -> str:
 
 
 def _parameter(name: str, text: str) -> Any:
-    """Return the typer annotation of a codec option, for the type of its field in CodecOptions."""
+    """Return the typer annotation of a codec option, for the type of its field in the codec's options."""
     option, kind = _option(name), _TYPES[name]
     if kind is bool:
         flags = f"{option}/--no{option[1:]}"
@@ -198,7 +204,10 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that the user gave, under the names of CodecOptions. Leaves out empty values."""
+    """Return the options that the user gave, by their names in the codecs' options.
+
+    Leaves out empty values.
+    """
     options: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -230,12 +239,17 @@ def _resolved(name: str, value: str) -> str:
     return interpolated.data if isinstance(interpolated.data, str) else ""
 
 
-def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
-    """Return the codec options: those of ``base`` (a config), overridden by those of the command line."""
-    options = base or CodecOptions()
+def codec_options(codec: type[Options], given: Given, config: Config | None = None) -> Options:
+    """Return the options of a codec: those of the config, overridden by those of the command line.
+
+    ``codec``: class of the options. Options that only other codecs have are ignored.
+    """
+    options = config.source.options_of(codec) if config else codec()
+    options = options.updated(given)
+    if not isinstance(options, DebeziumOptions):
+        return options
     modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
-    overrides = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
-    return replace(options, **overrides, debezium=replace(options.debezium, **modes))
+    return options.updated({"debezium": replace(options.debezium, **modes)})
 
 
 def protocol_named(name: str | None) -> str:
@@ -372,7 +386,6 @@ def setting(values: Mapping[str, Any]) -> Setting:
     given = _given({name: value for name, value in values.items() if name not in _SETTING})
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
-    base = loaded.source.codec_options() if loaded else None
     _exclusive({"--schema-registry": schema_registry, "--registry-file": registry_file, "--schemas": schemas})
     listed = read_schemas(str(schemas)) if schemas else None
     if listed is not None:
@@ -385,7 +398,7 @@ def setting(values: Mapping[str, Any]) -> Setting:
         )
     return Setting(
         protocol=name,
-        options=codec_options(given, base),
+        options=codec_options(CODECS[name].options, given, loaded),
         declared={**_declared(loaded), **given},
         registry=registry,
         definitions=definitions_of(definitions, loaded),
@@ -403,8 +416,7 @@ with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
 def _declared(config: Config | None) -> dict[str, Any]:
     if config is None:
         return {}
-    fields = CodecOptions.__dataclass_fields__
-    return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in fields}
+    return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in _TYPES}
 
 
 def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:

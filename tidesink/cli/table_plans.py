@@ -22,6 +22,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import LoneCodec, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
 from tidesink.config.models import idle_patterns, topic_tables
@@ -611,7 +612,9 @@ def _table_named(message: Message) -> TableId | None:
 
 def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
     topic = read.topic
-    codec = CanalJsonCodec(options=config.source.codec_options(), definitions=config.definitions())
+    codec = CanalJsonCodec(
+        options=config.source.options_of(CanalJsonOptions), definitions=config.definitions()
+    )
     tables: dict[TableId, list[Message]] = {}
     # Records without rows, such as DDL, concern all tables.
     others: list[Message] = []
@@ -697,7 +700,7 @@ class _Rows:
         """Read and decode the sampled records. Adds decode errors to ``bad``."""
         definitions, options = config.definitions(), config.source.codec_options()
         codec: Codec = (
-            LoneCodec(options, None)
+            LoneCodec(config.source.options_of(DebeziumOptions), None)
             if config.source.protocol == "debezium-json"
             else open_codec(
                 config.source.protocol, options=options, registry=registry, definitions=definitions

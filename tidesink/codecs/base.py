@@ -1,4 +1,4 @@
-"""Defines the interface of codecs, their options, and helpers that several codecs share.
+"""Defines the interface of codecs, the options of all codecs, and helpers that several codecs share.
 
 A codec decodes the bytes of Kafka records to change events, and encodes change events to bytes. It has
 nothing to do with compression, or with Python's ``codecs`` module.
@@ -6,10 +6,6 @@ nothing to do with compression, or with Python's ``codecs`` module.
 The Confluent header before an Avro payload is byte 00, followed by the schema's registry id as int32
 big-endian. Each codec checks the header itself, because DDL events, watermarks and delete markers of
 flat-avro start with other bytes (TiCDC tiflow c7b2588 and ticdc b813e76).
-
-``DebeziumModes`` has the settings of a Debezium connector that its records do not show. A record with a
-schema contains nearly all types. A record without a schema (``schemas.enable: false``) has only JSON's types.
-The names and defaults of the settings are Debezium's (3.5); ``decimal_format`` is a setting of JsonConverter.
 
 The nesting of JSON values that are stored unchanged with an event is limited, because parsing and writing a
 deeply nested value would exceed the limits of Python and orjson. No producer nests its own members deeper
@@ -21,15 +17,14 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.codecs.framing import HEADER_SIZE, MAGIC, not_confluent
 from tidesink.errors import ConfigError, FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
-from tidesink.typemap.table import AmbiguousTime, DecimalMode, UnsignedMode, ZeroDate
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,72 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-DecimalHandling = Literal["precise", "string", "double"]
-UnsignedHandling = Literal["long", "precise", "string"]
-BinaryHandling = Literal["bytes", "base64", "base64-url-safe", "hex"]
-TimePrecision = Literal[
-    "adaptive",
-    "adaptive_time_microseconds",
-    "connect",
-    "isostring",
-    "microseconds",
-    "nanoseconds",
-    "structured",
-]
-IntervalHandling = Literal["numeric", "string"]
-HstoreHandling = Literal["json", "map"]
-DecimalFormat = Literal["base64", "numeric"]
-
-PLACEHOLDER: Final = "__debezium_unavailable_value"
-
-
-@dataclass(frozen=True)
-class DebeziumModes:
-    """Settings of a Debezium connector that determine how it writes values.
-
-    The ``…_mode`` fields and ``decimal_format`` are used only for records without a schema. The exception is
-    ``binary_handling_mode``, because a schema does not show how the bytes of a binary column are encoded.
-
-    ``unavailable_value_placeholder``: text that replaces a value that the connector did not send. None means
-    Debezium's default placeholder, or no placeholder if ``sends_every_value`` is True. ``time_zone``: time
-    zone in which the connector writes columns that a table definition declares as TIMESTAMP. All other texts
-    of instants contain their UTC offset. ``commit_positions``: True if the ``commit_ts`` of an event is the
-    position of its transaction in the connector's log (``debezium.commit_positions``).
-    """
-
-    decimal_handling_mode: DecimalHandling = "precise"
-    bigint_unsigned_handling_mode: UnsignedHandling = "long"
-    binary_handling_mode: BinaryHandling = "bytes"
-    time_precision_mode: TimePrecision = "adaptive_time_microseconds"
-    interval_handling_mode: IntervalHandling = "numeric"
-    hstore_handling_mode: HstoreHandling = "json"
-    unavailable_value_placeholder: str | None = None
-    time_zone: str = "UTC"
-    decimal_format: DecimalFormat = "base64"
-    sends_every_value: bool = False
-    commit_positions: bool = False
-
-    @property
-    def placeholder(self) -> str | None:
-        """Text that stands for a value that the connector did not send; None if every value is sent."""
-        usual = None if self.sends_every_value else PLACEHOLDER
-        return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
-
-    def of_ticdc(self) -> DebeziumModes:
-        """Returns these settings as they apply to messages that TiCDC wrote in its Debezium format.
-
-        The messages identify TiCDC as their producer. TiCDC always uses the same handling modes, and sends
-        all values of a row (``pkg/sink/codec/debezium``, b813e76). A configured placeholder is still used,
-        because tidesink's own Kafka target writes this format with placeholders.
-        """
-        given = self.unavailable_value_placeholder
-        return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
-
-
-_TICDC: Final = DebeziumModes(
-    decimal_handling_mode="double", binary_handling_mode="base64", sends_every_value=True
-)
+Options = TypeVar("Options", bound="CodecOptions")
 
 
 class Unavailable(Enum):
@@ -123,12 +53,8 @@ class Unavailable(Enum):
 UNAVAILABLE_PLACEHOLDER: Final = Unavailable.UNAVAILABLE
 
 
-Producer = Literal["classic", "new"]
-LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
-ChecksumMode = Literal["off", "warn", "reject"]
 TableOfTopic = Callable[[str], TableId | None]
 Keys = Mapping[TableId, Sequence[str]]
-_DEFAULT_MODES = DebeziumModes()
 
 
 class EncodedRecord(NamedTuple):
@@ -138,65 +64,42 @@ class EncodedRecord(NamedTuple):
     value: bytes | None
 
 
-# Encodings with which a producer of canal-json writes the bytes of a binary column as text.
-BinaryText = Literal["iso-8859-1", "utf-8"]
-
-
 @dataclass(frozen=True)
 class CodecOptions:
-    """Options of the codecs. Most of them are TiCDC's options, with ``_`` instead of ``-`` in their names.
+    """Options that all codecs share. ``codecs.options`` has the options of each codec, which include these.
 
-    TiCDC's options determine how events are encoded. Decoding ignores them, because the bytes show how they
-    were written. The exceptions are ``time_zone`` and ``output_raw_change_event``, which the bytes do not
-    show.
-
-    These options are for decoding. ``binary_text``: encoding of binary columns in canal-json. ``checksum``:
-    treatment of a flat-avro row that does not match its checksum: ``off`` does not check, ``warn`` logs a
-    warning, ``reject`` raises an error. ``claim_check_storage_uri`` and ``upstream_url``: sources of rows
-    that were too large for Kafka; both may contain secrets and are never shown. ``max_decompressed_bytes``:
-    maximum size of one decompressed message. ``debezium``: settings of the Debezium connector.
-    ``debezium_unwrapped``: True if ExtractNewRecordState flattened the topic's rows, so that a null value is
-    a delete; not needed if the rows show it.
-
-    These options are for encoding. ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture).
-    ``namespace``: the changefeed's namespace or keyspace, the first part of Avro namespaces. ``cluster_id``
-    and the other ``debezium_…`` options: TiCDC's options for its Debezium formats.
+    They are TiCDC's options, with ``_`` instead of ``-`` in their names. ``enable_tidb_extension`` and
+    ``max_message_bytes`` are only for encoding. ``time_zone``: time zone of TIMESTAMP values.
     """
 
     enable_tidb_extension: bool = False
-    avro_decimal_handling_mode: DecimalMode = "precise"
-    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
-    avro_enable_watermark: bool = False
-    avro_include_before_value: bool = False
-    content_compatible: bool = False
-    only_output_updated_columns: bool = False
-    delete_only_output_handle_key_columns: bool = False
-    output_row_key: bool = False
-    output_raw_change_event: bool = False
-    row_checksum: bool = False
     max_message_bytes: int = 10_485_760
-    namespace: str = "default"
-    producer: Producer = "classic"
     time_zone: str = "UTC"
-    large_message_handle_option: LargeMessageOption = "none"
-    large_message_handle_compression: Compression = "none"
-    claim_check_storage_uri: str = field(default="", repr=False)
-    claim_check_raw_value: bool = False
-    upstream_url: str = field(default="", repr=False)
-    max_decompressed_bytes: int = LARGEST
-    binary_text: BinaryText = "iso-8859-1"
-    checksum: ChecksumMode = "off"
-    debezium: DebeziumModes = _DEFAULT_MODES
-    debezium_unwrapped: bool = False
-    cluster_id: str = "default"
-    debezium_disable_schema: bool = False
-    debezium_include_start_ts: bool = False
-    debezium_output_old_value: bool = True
 
-    @property
-    def sends_row_keys(self) -> bool:
-        """True if canal-json rows contain TiDB's row key, which is part of the TiDB extension."""
-        return self.enable_tidb_extension and self.output_row_key
+    @classmethod
+    def of(cls: type[Options], options: CodecOptions | None) -> Options:
+        """Returns options as those of this codec. ``options``: None for the defaults.
+
+        If only the shared options are given, the codec's other options have their defaults.
+
+        Raises:
+            ConfigError: The options are those of another codec.
+        """
+        if options is None:
+            return cls()
+        if isinstance(options, cls):
+            return options
+        if type(options) is not CodecOptions:
+            raise ConfigError(
+                f"The codec's options are {cls.__name__}, not {type(options).__name__}. Use {cls.__name__}, "
+                "or CodecOptions for the options that all codecs share."
+            )
+        return cls().updated(vars(options))
+
+    def updated(self: Options, values: Mapping[str, Any]) -> Options:
+        """Returns the options with other values. Values of options that this codec lacks are ignored."""
+        names = {option.name for option in fields(self)}
+        return replace(self, **{name: value for name, value in values.items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -208,7 +111,7 @@ class CodecParts:
     messages with an AWS Glue header.
     """
 
-    options: CodecOptions
+    options: CodecOptions | None = None
     registry: SchemaRegistry | None = None
     table_of_topic: TableOfTopic | None = None
     definitions: TableDefinitions | None = None

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from tidesink.codecs.base import Producer
+from tidesink.codecs.options import Producer
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import TopicRule

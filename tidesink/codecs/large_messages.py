@@ -35,8 +35,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import LARGEST, checked_structure, decompressed
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.codecs.upstream import Texts, UpstreamRow, open_upstream
 from tidesink.errors import (
     ConfigError,
@@ -73,7 +73,7 @@ class LargeMessages:
 
     def __init__(
         self,
-        options: CodecOptions,
+        options: CanalJsonOptions,
         *,
         claims: ClaimCheck | None = None,
         upstream: RowsAtCommit | None = None,

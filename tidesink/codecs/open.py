@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.base import Codec, CodecOptions, CodecParts, Keys, TableOfTopic
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions, FlatAvroOptions
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Protocol:
     """A supported protocol: its codec, and properties of its topics.
 
     ``opens``: module and name of the function that creates the protocol's codec from ``CodecParts``.
+    ``options``: class of the codec's options.
     ``aliases``: other names of the protocol.
     ``registry``: True if its schemas are in a schema registry.
     ``tells_ddl``: True if its topics contain DDL events.
@@ -41,6 +43,7 @@ class Protocol:
     """
 
     opens: str
+    options: type[CodecOptions]
     aliases: tuple[str, ...] = ()
     registry: bool = False
     tells_ddl: bool = False
@@ -59,6 +62,7 @@ _AVRO: Final = ("schema_registry", "avro_decimal_handling_mode", "avro_bigint_un
 CODECS: Final[Mapping[str, Protocol]] = {
     "flat-avro": Protocol(
         "tidesink.codecs.flat_avro.codec:open_flat_avro",
+        FlatAvroOptions,
         aliases=("avro",),
         registry=True,
         reads=frozenset({*_TICDC, *_AVRO, "avro_enable_watermark", "avro_include_before_value", "checksum"}),
@@ -66,6 +70,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "canal-json": Protocol(
         "tidesink.codecs.canal_json.codec:open_canal_json",
+        CanalJsonOptions,
         tells_ddl=True,
         shares_topics=True,
         reads=frozenset(
@@ -87,6 +92,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "debezium-json": Protocol(
         "tidesink.codecs.debezium.codec:open_debezium_json",
+        DebeziumOptions,
         aliases=("debezium",),
         leaves_out=True,
         connectors=True,
@@ -95,6 +101,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
     ),
     "debezium-avro": Protocol(
         "tidesink.codecs.debezium.codec:open_debezium_avro",
+        DebeziumOptions,
         registry=True,
         leaves_out=True,
         connectors=True,
@@ -152,15 +159,18 @@ def open_codec(
 ) -> Codec:
     """Returns a new codec of a protocol.
 
-    ``protocol``: any name in ``ALIASES``. ``registry``: schema registry, for flat-avro and debezium-avro.
-    ``table_of_topic``: returns the table of a topic, for flat-avro. ``definitions``: table definitions, for
-    canal-json, debezium-json and debezium-avro. ``keys``: key columns by table, for canal-json. ``glue``:
-    source of the schemas of messages with an AWS Glue header, for flat-avro.
+    ``protocol``: any name in ``ALIASES``. ``options``: options of the codec's class (``FlatAvroOptions``,
+    ``CanalJsonOptions``, ``DebeziumOptions``), or only the shared ones. ``registry``: schema registry, for
+    flat-avro and debezium-avro. ``table_of_topic``: returns the table of a topic, for flat-avro.
+    ``definitions``: table definitions, for canal-json, debezium-json and debezium-avro. ``keys``: key columns
+    by table, for canal-json. ``glue``: source of the schemas of messages with an AWS Glue header, for
+    flat-avro.
 
     Raises:
-        ConfigError: The protocol is unknown, or it needs a schema registry and ``registry`` is None.
+        ConfigError: The protocol is unknown, the options are those of another codec, or the protocol needs a
+            schema registry and ``registry`` is None.
     """
-    parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
+    parts = CodecParts(options, registry, table_of_topic, definitions, keys, glue)
     module, _, function = CODECS[protocol_named(protocol)].opens.partition(":")
     codec: Codec = getattr(import_module(module), function)(parts)
     return codec

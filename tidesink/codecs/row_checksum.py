@@ -28,7 +28,7 @@ from typing import Any, Final
 from zlib import crc32
 from zoneinfo import ZoneInfo
 
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
@@ -201,7 +201,7 @@ CORRUPTED_REASON: Final = (
 )
 
 
-def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
+def summed_order(columns: Iterable[Column], options: FlatAvroOptions) -> tuple[Column, ...]:
     """Returns a table's columns in the order in which TiCDC adds them to the checksum.
 
     ``columns``: columns in the order of the table.

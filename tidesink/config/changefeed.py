@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tidesink.codecs.base import Producer
 from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
 from tidesink.codecs.open import ALIASES, CODECS, without_effect
+from tidesink.codecs.options import Producer
 from tidesink.config.fields import read_text
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions

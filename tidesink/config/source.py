@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -20,22 +19,25 @@ from pydantic import (
     model_validator,
 )
 
-from tidesink.codecs.base import (
+from tidesink.codecs.base import CodecOptions, Options
+from tidesink.codecs.compression import Compression
+from tidesink.codecs.open import ALIASES, CODECS, protocol_named
+from tidesink.codecs.options import (
     BinaryHandling,
     BinaryText,
+    CanalJsonOptions,
     ChecksumMode,
-    CodecOptions,
     DebeziumModes,
+    DebeziumOptions,
     DecimalFormat,
     DecimalHandling,
+    FlatAvroOptions,
     HstoreHandling,
     IntervalHandling,
     LargeMessageOption,
     TimePrecision,
     UnsignedHandling,
 )
-from tidesink.codecs.compression import Compression
-from tidesink.codecs.open import ALIASES, CODECS, protocol_named
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -449,7 +451,7 @@ class DebeziumSettings(Model):
     """How PostgreSQL's hstore is written: `json` or `map`."""
     decimal_format: DecimalFormat = DebeziumModes.decimal_format
     """The converter's `decimal.format`: `base64` or `numeric`."""
-    unwrapped: bool = CodecOptions.debezium_unwrapped
+    unwrapped: bool = DebeziumOptions.debezium_unwrapped
     """The connector uses the transform ExtractNewRecordState, which turns envelopes into rows; a record with
     a null value is then a delete. This is detected if a schema or an added field such as `__op` shows it.
     Also set it for a compacted topic of envelopes, in which a null value may be all that remains of a delete.
@@ -532,41 +534,41 @@ class SourceSettings(Model):
     debezium-avro; the other protocols do not use it."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
-    avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
+    avro_decimal_handling_mode: DecimalMode = FlatAvroOptions.avro_decimal_handling_mode
     """TiCDC: how decimals are written, `precise` or `string`. flat-avro only."""
-    avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
+    avro_bigint_unsigned_handling_mode: UnsignedMode = FlatAvroOptions.avro_bigint_unsigned_handling_mode
     """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. flat-avro only."""
-    avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
+    avro_enable_watermark: bool = FlatAvroOptions.avro_enable_watermark
     """TiCDC: flat-avro topics carry DDL and watermark events. Requires `enable-tidb-extension`."""
-    avro_include_before_value: bool = CodecOptions.avro_include_before_value
+    avro_include_before_value: bool = FlatAvroOptions.avro_include_before_value
     """New TiCDC: flat-avro values also carry the before image of the row."""
-    content_compatible: bool = CodecOptions.content_compatible
+    content_compatible: bool = CanalJsonOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
-    only_output_updated_columns: bool = CodecOptions.only_output_updated_columns
+    only_output_updated_columns: bool = CanalJsonOptions.only_output_updated_columns
     """TiCDC: in updates, the member `old` only has the changed columns. canal-json only."""
-    delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
+    delete_only_output_handle_key_columns: bool = CanalJsonOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry only the key. canal-json only."""
-    binary_text: BinaryText = CodecOptions.binary_text
+    binary_text: BinaryText = CanalJsonOptions.binary_text
     """How the producer writes the bytes of BINARY, VARBINARY and BLOB columns as text. TiCDC documents
     ISO-8859-1, one character per byte. According to reports, some versions (5.3, 7.5.4) write UTF-8; use
     `utf-8` for their topics. `docs/codecs.md` shows how to find out. canal-json only."""
-    output_row_key: bool = CodecOptions.output_row_key
+    output_row_key: bool = CanalJsonOptions.output_row_key
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`). Requires `enable-tidb-extension`. canal-json only."""
-    output_raw_change_event: bool = CodecOptions.output_raw_change_event
+    output_raw_change_event: bool = False
     """TiCDC: an update of a key is not split into a delete and an insert. Not allowed for flat-avro without
     `avro-include-before-value`, because the old key would be lost. Also not allowed with `sequence_by:
     kafka`, because rows would be lost if a transaction gives a row the old key of another row."""
-    large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
+    large_message_handle_option: LargeMessageOption = CanalJsonOptions.large_message_handle_option
     """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
-    large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
+    large_message_handle_compression: Compression = CanalJsonOptions.large_message_handle_compression
     """TiCDC: compression of every message: `none`, `snappy` or `lz4`. Required to read compressed canal-json.
     canal-json and debezium-json only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
     """TiCDC: where rows are stored that are too large for Kafka: a directory, or a URL that fsspec supports
     (`s3://bucket/path`). Files outside of it are never opened. The value is never shown. canal-json only."""
-    claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
+    claim_check_raw_value: bool = CanalJsonOptions.claim_check_raw_value
     """TiCDC: claim-check files hold only the message's value. Detected from the files. canal-json only."""
     database: Annotated[
         DatabaseSettings | None,
@@ -579,11 +581,13 @@ class SourceSettings(Model):
     """The SQLAlchemy URL of a database that is only used for rows of which TiCDC sends only the handle key.
     Without this setting and `database`, such rows are bad records. The URL is never shown. canal-json
     only."""
-    max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
+    max_decompressed_bytes: ByteSize = Field(
+        default=CanalJsonOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES
+    )
     """Size limit of one message after decompression. canal-json and debezium-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone, in which TIMESTAMP values are written without a zone."""
-    checksum: ChecksumMode = CodecOptions.checksum
+    checksum: ChecksumMode = FlatAvroOptions.checksum
     """Policy for a row that does not match its TiCDC checksum: `off` (checksums are not checked), `warn` (the
     row is applied, counted and logged), `reject` (the record is bad). Requires `integrity-check-level =
     "correctness"` in the changefeed. flat-avro only."""
@@ -619,11 +623,20 @@ class SourceSettings(Model):
 
     def codec_options(self) -> CodecOptions:
         """Return the producer's codec options, for ``open_codec``."""
-        given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
+        return self.options_of(CODECS[self.protocol].options)
+
+    def options_of(self, codec: type[Options]) -> Options:
+        """Return these settings as the options of a codec, which may be another one than the protocol's."""
+        given = {name: getattr(self, name) for name in type(self).model_fields}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
         given["debezium"] = self.debezium.modes(self.time_zone)
         given["debezium_unwrapped"] = self.debezium.unwrapped
-        return CodecOptions(**given)
+        return codec().updated(given)
+
+    @property
+    def sends_row_keys(self) -> bool:
+        """True if rows of canal-json contain TiDB's row key, which is part of the TiDB extension."""
+        return self.options_of(CanalJsonOptions).sends_row_keys
 
     @property
     def lacks_commit_ts(self) -> bool:
@@ -650,9 +663,3 @@ class SourceSettings(Model):
     def confluent_properties(self) -> ClientSettings:
         """Return Kafka client properties for ``open_client``, with secrets in plain text. Never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
-
-
-# Codec options that a user may set. Other options are only for encoding, or the messages show them.
-_CODEC_OPTIONS = tuple(
-    option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields
-)

@@ -324,7 +324,7 @@ def _columns_defined(config: Config) -> Iterator[Problem]:
             schema = definitions.get(entry.table)
             if schema is not None:
                 shape = shape_of(schema, keys=settings.keys)
-                by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
+                by_row_key = not shape.keys and config.source.sends_row_keys
                 project(settings.projection, row_keyed(shape) if by_row_key else shape, own=())
         except (ConfigError, SchemaRefusedError) as error:
             yield Problem(f"tables[{number}]", error.message, "correct the name or the definition")

@@ -25,6 +25,7 @@ from pydantic import (
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import CODECS, without_effect
+from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions, FlatAvroOptions
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -306,20 +307,6 @@ class MysqlSettings(SqlSettings):
     columns of a key may have 3072 bytes together, and text has four bytes per character."""
 
 
-_CODEC_OPTIONS: Final = (
-    "enable_tidb_extension",
-    "avro_decimal_handling_mode",
-    "avro_bigint_unsigned_handling_mode",
-    "content_compatible",
-    "large_message_handle_compression",
-    "max_message_bytes",
-    "namespace",
-    "time_zone",
-    "cluster_id",
-    "debezium_disable_schema",
-)
-
-
 def _written(protocol: str) -> str:
     if CODECS[protocol].writes is None:
         raise ValueError(f"{protocol} can be read, but not written")
@@ -354,25 +341,25 @@ class KafkaSettings(TargetModel):
     """Replication factor of a created topic."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: messages have `_tidb` fields. Requires a source whose records have a commit_ts."""
-    avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
+    avro_decimal_handling_mode: DecimalMode = FlatAvroOptions.avro_decimal_handling_mode
     """TiCDC: how decimals are written, `precise` or `string`. Avro only."""
-    avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
+    avro_bigint_unsigned_handling_mode: UnsignedMode = FlatAvroOptions.avro_bigint_unsigned_handling_mode
     """TiCDC: how BIGINT UNSIGNED is written, `long` or `string`. Avro only."""
-    content_compatible: bool = CodecOptions.content_compatible
+    content_compatible: bool = CanalJsonOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
-    large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
+    large_message_handle_compression: Compression = CanalJsonOptions.large_message_handle_compression
     """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json and
     debezium-json only."""
     max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
     """Maximum size of a message. The topic must allow messages of this size."""
-    namespace: str = Field(default=CodecOptions.namespace, min_length=1)
+    namespace: str = Field(default=FlatAvroOptions.namespace, min_length=1)
     """The first part of the Avro schemas' namespace: the changefeed's namespace or keyspace. flat-avro
     only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The time zone in which TIMESTAMP values are written."""
-    cluster_id: str = Field(default=CodecOptions.cluster_id, min_length=1)
+    cluster_id: str = Field(default=DebeziumOptions.cluster_id, min_length=1)
     """TiCDC: the name of the source in Debezium's messages. Debezium only."""
-    debezium_disable_schema: bool = CodecOptions.debezium_disable_schema
+    debezium_disable_schema: bool = DebeziumOptions.debezium_disable_schema
     """TiCDC: messages do not contain their schema. debezium-json only."""
     kafka: Annotated[
         KafkaProperties,
@@ -414,7 +401,8 @@ class KafkaSettings(TargetModel):
 
     def codec_options(self) -> CodecOptions:
         """Return the codec options with which messages are encoded."""
-        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return CODECS[self.protocol].options().updated(given)
 
 
 def _endpoint(url: str) -> str:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, CodecParts, EncodedRecord, Keys, kept
+from tidesink.codecs.base import ByIdentity, Codec, CodecParts, EncodedRecord, Keys, kept
 from tidesink.codecs.canal_json.envelope import (
     OPS,
     Parsed,
@@ -42,6 +42,7 @@ from tidesink.codecs.canal_json.envelope import (
 from tidesink.codecs.canal_json.schema import RowShape, RowShapes, read_row
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment, row_moment
 from tidesink.errors import ConfigError, DecodeError, EncodeError, SchemaMismatchError
@@ -85,18 +86,19 @@ class CanalJsonCodec(Codec):
     """
 
     name = "canal-json"
+    _options: CanalJsonOptions
 
     def __init__(
         self,
         *,
-        options: CodecOptions | None = None,
+        options: CanalJsonOptions | None = None,
         definitions: TableDefinitions | None = None,
         keys: Keys | None = None,
         shapes: RowShapes | None = None,
         clock: Callable[[], int] = _now_ms,
         large: LargeMessages | None = None,
     ) -> None:
-        options = self._options = options or CodecOptions()
+        options = self._options = options or CanalJsonOptions()
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._shapes = shapes or RowShapes(self.definitions, keys, options.binary_text)
@@ -500,7 +502,7 @@ class CanalJsonWriter:
     1970. ``large``: stores rows that are too large for Kafka in the claim-check storage.
     """
 
-    def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
+    def __init__(self, options: CanalJsonOptions, clock: Callable[[], int], large: LargeMessages) -> None:
         self._options = options
         self._clock = clock
         self._large = large
@@ -714,4 +716,5 @@ def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
 
 def open_canal_json(parts: CodecParts) -> Codec:
     """Returns a new codec for ``CODECS``."""
-    return CanalJsonCodec(options=parts.options, definitions=parts.definitions, keys=parts.keys)
+    options = CanalJsonOptions.of(parts.options)
+    return CanalJsonCodec(options=options, definitions=parts.definitions, keys=parts.keys)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from tidesink.codecs.base import CodecOptions, kept
+from tidesink.codecs.base import kept
 from tidesink.codecs.framing import not_json
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
 from tidesink.events import DdlEvent, Event, Message, Op, Position, TableId, WatermarkEvent
 
@@ -251,8 +252,8 @@ class CanalJsonSchema:
     message in Kafka is checked.
     """
 
-    def __init__(self, options: CodecOptions | None = None) -> None:
-        self._large = LargeMessages(options or CodecOptions())
+    def __init__(self, options: CanalJsonOptions | None = None) -> None:
+        self._large = LargeMessages(options or CanalJsonOptions())
 
     def check(self, message: Message) -> None:
         """Checks that each JSON object of a message conforms to the schema.

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import BinaryText, Keys
+from tidesink.codecs.base import Keys
+from tidesink.codecs.options import BinaryText
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError

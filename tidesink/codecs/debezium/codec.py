@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import BinaryHandling, Codec, CodecOptions, CodecParts, EncodedRecord, kept
+from tidesink.codecs.base import Codec, CodecParts, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
@@ -54,6 +54,7 @@ from tidesink.codecs.debezium.unwrapped import (
     source_of_headers,
 )
 from tidesink.codecs.framing import ids_in_headers
+from tidesink.codecs.options import BinaryHandling, DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
@@ -98,16 +99,17 @@ class DebeziumCodec(Codec):
     """
 
     name: str = "debezium"
+    _options: DebeziumOptions
     _writer: TicdcWriter
 
     def __init__(
         self,
         parser: Parser,
         *,
-        options: CodecOptions | None = None,
+        options: DebeziumOptions | None = None,
         definitions: TableDefinitions | None = None,
     ) -> None:
-        self._options = options or CodecOptions()
+        self._options = options or DebeziumOptions()
         self._parser = parser
         declared = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
@@ -317,12 +319,12 @@ class DebeziumJsonCodec(DebeziumCodec):
     def __init__(
         self,
         *,
-        options: CodecOptions | None = None,
+        options: DebeziumOptions | None = None,
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
         most_opened: int = _MOST_OPENED,
     ) -> None:
-        parser = JsonParser((options or CodecOptions()).max_decompressed_bytes)
+        parser = JsonParser((options or DebeziumOptions()).max_decompressed_bytes)
         super().__init__(parser, options=options, definitions=definitions)
         self._most_opened = most_opened
         self._writer = JsonWriter(self._options, clock)
@@ -348,7 +350,7 @@ class DebeziumAvroCodec(DebeziumCodec):
         self,
         *,
         registry: SchemaRegistry,
-        options: CodecOptions | None = None,
+        options: DebeziumOptions | None = None,
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
     ) -> None:
@@ -547,7 +549,8 @@ def refusal(payload: object) -> str:
 
 def open_debezium_json(parts: CodecParts) -> Codec:
     """Returns a new codec for ``CODECS``."""
-    return DebeziumJsonCodec(options=parts.options, definitions=parts.definitions)
+    options = DebeziumOptions.of(parts.options)
+    return DebeziumJsonCodec(options=options, definitions=parts.definitions)
 
 
 def open_debezium_avro(parts: CodecParts) -> Codec:
@@ -556,5 +559,5 @@ def open_debezium_avro(parts: CodecParts) -> Codec:
     Raises:
         ConfigError: The parts have no schema registry.
     """
-    registry = parts.required_registry("debezium-avro")
-    return DebeziumAvroCodec(registry=registry, options=parts.options, definitions=parts.definitions)
+    registry, options = parts.required_registry("debezium-avro"), DebeziumOptions.of(parts.options)
+    return DebeziumAvroCodec(registry=registry, options=options, definitions=parts.definitions)

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 
 import fastavro
 
-from tidesink.codecs.base import ByIdentity, CodecOptions, EncodedRecord, header
+from tidesink.codecs.base import ByIdentity, EncodedRecord, header
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.debezium.encode_values import (
     DDL_KEY,
@@ -41,6 +41,7 @@ from tidesink.codecs.debezium.encode_values import (
 from tidesink.codecs.debezium.formats import bare_schema
 from tidesink.codecs.flat_avro.payloads import to_wire
 from tidesink.codecs.flat_avro.schema import check_unique_names
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,
@@ -75,7 +76,7 @@ class TicdcWriter(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
+    def __init__(self, options: DebeziumOptions, clock: Callable[[], int]) -> None:
         self._options = options
         self._clock = clock
         self._zone = ZoneInfo(options.time_zone)
@@ -151,7 +152,7 @@ class AvroWriter(TicdcWriter):
 
     protocol = "debezium-avro"
 
-    def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
+    def __init__(self, registry: SchemaRegistry, options: DebeziumOptions, clock: Callable[[], int]) -> None:
         super().__init__(options, clock)
         self._registry = registry
         self._parts = ByIdentity(self._new_schemas, _MOST_TABLES)
@@ -243,7 +244,7 @@ class _Records:
 
     table: TableId
     schema: TableSchema
-    options: CodecOptions
+    options: DebeziumOptions
 
     def key(self) -> Members:
         return self._record("Key", self._columns(self.schema.handle_columns))
@@ -279,7 +280,7 @@ class _Records:
         return field
 
 
-def avro_type(column: Column, options: CodecOptions) -> Any:
+def avro_type(column: Column, options: DebeziumOptions) -> Any:
     """Returns the Avro type of a column's values other than null; the caller adds the union with null."""
     row = row_of(column.type)
     if row.reader == "decimal":
@@ -303,7 +304,7 @@ def _decimal_type(column_type: ColumnType) -> Members:
     }
 
 
-def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneInfo) -> Any:
+def avro_value(column: Column, value: Value, options: DebeziumOptions, zone: ZoneInfo) -> Any:
     """Converts a column's value to the Python value that fastavro writes.
 
     Raises:
@@ -345,7 +346,7 @@ def _single(column: Column, value: float) -> float:
         raise EncodeError(f"{value} is not a valid {column.type.name}.", column=column.name) from error
 
 
-def _by_mode(column: Column, value: Value, options: CodecOptions) -> Any:
+def _by_mode(column: Column, value: Value, options: DebeziumOptions) -> Any:
     precise = options.avro_decimal_handling_mode == "precise"
     kind = "bytes" if row_of(column.type).reader == "decimal" and precise else "string"
     write = to_wire(column.type, kind)
@@ -458,7 +459,7 @@ class JsonWriter(TicdcWriter):
     protocol = "debezium"
     _sends_ddl = True
 
-    def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
+    def __init__(self, options: DebeziumOptions, clock: Callable[[], int]) -> None:
         super().__init__(options, clock)
         self._schemas = ByIdentity(self._new_schema_texts, _MOST_TABLES)
 

@@ -16,8 +16,9 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidesink.codecs.base import CodecOptions, is_deep
+from tidesink.codecs.base import is_deep
 from tidesink.codecs.debezium.envelope import TICDC, connector_of
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import Column, DdlEvent, TableId, Value, WatermarkEvent, physical_ms
 from tidesink.schema_registry.naming import sanitize_name
@@ -425,7 +426,7 @@ def avro_source_schema(namespace: str) -> Members:
     }
 
 
-def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra: int) -> Members:
+def source_block(options: DebeziumOptions, table: TableId, commit_ts: int, **extra: int) -> Members:
     """Returns the ``source`` block of a record; the members in ``extra`` follow ``commit_ts``."""
     return {
         "version": VERSION,
@@ -448,12 +449,12 @@ def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra:
     }
 
 
-def watermark_name(options: CodecOptions) -> str:
+def watermark_name(options: DebeziumOptions) -> str:
     """Returns the common first part of the names of a watermark's key schema and value schema."""
     return f"{sanitize_name(options.cluster_id)}.watermark"
 
 
-def watermark_payload(event: WatermarkEvent, options: CodecOptions, now_ms: int) -> Members:
+def watermark_payload(event: WatermarkEvent, options: DebeziumOptions, now_ms: int) -> Members:
     """Returns the payload of a watermark record's value. ``now_ms`` is the current time, in ms since 1970."""
     source = source_block(options, TableId("", ""), event.commit_ts)
     return {"source": source, "ts_ms": now_ms, "transaction": None, "op": MESSAGE_OP}
@@ -553,7 +554,7 @@ def ddl_value_schema(source: Members) -> Members:
     }
 
 
-def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
+def ddl_payload(event: DdlEvent, options: DebeziumOptions, now_ms: int) -> Members:
     """Returns the payload of a DDL record's value. ``now_ms`` is the current time, in ms since 1970.
 
     The ``tableChanges`` come from the event's extension.

@@ -36,7 +36,7 @@ from decimal import Decimal
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, ByIdentity, DebeziumModes, Unavailable, kept
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, ByIdentity, Unavailable, kept
 from tidesink.codecs.debezium.commit_positions import commit_position
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium.formats import Parsed
@@ -49,6 +49,7 @@ from tidesink.codecs.debezium.readers import (
 )
 from tidesink.codecs.debezium.structured import name_of
 from tidesink.codecs.debezium.values import CELLS, check_cell, column_of, is_cell
+from tidesink.codecs.options import DebeziumModes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, shown
 from tidesink.events import (

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.envelope import DOCUMENT, KEY_ONLY, TICDC, connector_of
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.codecs.debezium.unwrapped import added_source
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import (
@@ -142,7 +142,7 @@ class LoneCodec(DebeziumJsonCodec):
     """
 
     def __init__(
-        self, options: CodecOptions, definition: TableSchema | None, learned: TableSchema | None = None
+        self, options: DebeziumOptions, definition: TableSchema | None, learned: TableSchema | None = None
     ) -> None:
         self._types = {c.name: c.type for schema in (learned, definition) if schema for c in schema.columns}
         definitions = TableDefinitions([definition] if definition else [])
@@ -193,7 +193,7 @@ class LoneCodec(DebeziumJsonCodec):
 
 def first_row(
     messages: Iterable[Message],
-    options: CodecOptions,
+    options: DebeziumOptions,
     definition: TableSchema | None = None,
     *,
     faults: list[DecodeError] | None = None,

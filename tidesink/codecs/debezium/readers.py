@@ -29,17 +29,12 @@ from functools import partial
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidesink.codecs.base import (
-    UNAVAILABLE_PLACEHOLDER,
-    BinaryHandling,
-    DebeziumModes,
-    TimePrecision,
-    Unavailable,
-)
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, Unavailable
 from tidesink.codecs.debezium import structured
 from tidesink.codecs.debezium.connect_schema import NO_PARAMETERS, ConnectSchema, ConnectType
 from tidesink.codecs.debezium.scalars import WORDS, scale_of
 from tidesink.codecs.debezium.values import placeholders, wire_reader, wire_type
+from tidesink.codecs.options import BinaryHandling, DebeziumModes, TimePrecision
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of

@@ -24,12 +24,12 @@ from decimal import Decimal
 from functools import partial
 from typing import Final
 
-from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium import stored_postgres
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.scalars import time_text
 from tidesink.codecs.debezium.stored_postgres import BINARY_TEXTS, Case
 from tidesink.codecs.debezium.values import ewkb
+from tidesink.codecs.options import BinaryHandling, DebeziumModes
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of

@@ -23,9 +23,9 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.values import json_text
+from tidesink.codecs.options import BinaryHandling, DebeziumModes
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of

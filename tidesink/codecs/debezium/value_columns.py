@@ -19,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER
 from tidesink.codecs.batch import ValueOptions
 from tidesink.codecs.debezium.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium.readers import has_own_type, reader_of
 from tidesink.codecs.debezium.scalars import INFINITE_TIMESTAMPS, INTEGER_BITS, scale_of, whole_parameter
 from tidesink.codecs.debezium.values import placeholders
+from tidesink.codecs.options import DebeziumModes
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type, from_python

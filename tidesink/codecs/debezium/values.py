@@ -40,7 +40,6 @@ from decimal import Decimal
 from functools import partial
 from typing import Final
 
-from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium import scalars, structured
 from tidesink.codecs.debezium.connect_schema import (
     PRECISION,
@@ -65,6 +64,7 @@ from tidesink.codecs.debezium.scalars import (
     variable_scale,
     whole_parameter,
 )
+from tidesink.codecs.options import DebeziumModes
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import UNKNOWN_DEFAULT, Column, ColumnType, Value
 from tidesink.typemap.table import (

@@ -31,7 +31,6 @@ from uuid import UUID
 from tidesink.codecs.base import (
     ByIdentity,
     Codec,
-    CodecOptions,
     CodecParts,
     EncodedRecord,
     TableOfTopic,
@@ -55,6 +54,7 @@ from tidesink.codecs.flat_avro.schema import (
     value_record,
 )
 from tidesink.codecs.framing import GLUE_SIZE, HEADER_SIZE, ids_in_headers, is_glue, not_confluent
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
@@ -108,17 +108,18 @@ class FlatAvroCodec(Codec):
     """
 
     name = "flat-avro"
+    _options: FlatAvroOptions
 
     def __init__(
         self,
         *,
         registry: SchemaRegistry,
-        options: CodecOptions | None = None,
+        options: FlatAvroOptions | None = None,
         table_of_topic: TableOfTopic | None = None,
         glue: SchemaSource | None = None,
     ) -> None:
         self._registry = registry
-        self._options = options or CodecOptions()
+        self._options = options or FlatAvroOptions()
         self._table_of_topic = table_of_topic
         self._records: dict[int, WriterRecord] = {}
         self._glue = GlueFrames(glue, self._records)
@@ -625,7 +626,7 @@ def open_flat_avro(parts: CodecParts) -> Codec:
     """
     return FlatAvroCodec(
         registry=parts.required_registry("flat-avro"),
-        options=parts.options,
+        options=FlatAvroOptions.of(parts.options),
         table_of_topic=parts.table_of_topic,
         glue=parts.glue,
     )

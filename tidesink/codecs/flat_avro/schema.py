@@ -28,7 +28,7 @@ from typing import Any, Final
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import summed_order
 from tidesink.errors import EncodeError, SchemaMismatchError, shown
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -73,7 +73,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":")).translate(_GO_ESCAPES)
 
 
-def key_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord | None:
+def key_record(schema: TableSchema, table: TableId, options: FlatAvroOptions) -> BuiltRecord | None:
     """Returns the Avro schema of a table's Kafka keys, or None if TiCDC writes null keys for the table.
 
     The key is the handle key in classic TiCDC, and the primary key in the new architecture.
@@ -85,7 +85,7 @@ def key_record(schema: TableSchema, table: TableId, options: CodecOptions) -> Bu
     return BuiltRecord(_record(table, columns, options), columns) if columns else None
 
 
-def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord:
+def value_record(schema: TableSchema, table: TableId, options: FlatAvroOptions) -> BuiltRecord:
     """Returns the Avro schema of a table's Kafka values.
 
     If the options ask for them, the schema has fields for the row before the change and for the TiDB
@@ -112,23 +112,25 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
     return BuiltRecord(built, columns, tuple(column for column in summed if not column.virtual))
 
 
-def includes_before(options: CodecOptions) -> bool:
+def includes_before(options: FlatAvroOptions) -> bool:
     """Returns True if values contain the row before the change, which only new-architecture TiCDC writes."""
     return options.avro_include_before_value and options.producer == "new"
 
 
-def _has_checksum(options: CodecOptions) -> bool:
+def _has_checksum(options: FlatAvroOptions) -> bool:
     return options.row_checksum and options.enable_tidb_extension
 
 
-def _extension(options: CodecOptions) -> Sequence[tuple[str, str, object]]:
+def _extension(options: FlatAvroOptions) -> Sequence[tuple[str, str, object]]:
     if not options.enable_tidb_extension:
         return _OP_FIELDS if includes_before(options) else ()
     checksum = _CHECKSUM_FIELDS if options.row_checksum else ()
     return (*_OP_FIELDS, *_TIME_FIELDS, *checksum)
 
 
-def _record(table: TableId, columns: Sequence[Column], options: CodecOptions, suffix: str = "") -> AvroJson:
+def _record(
+    table: TableId, columns: Sequence[Column], options: FlatAvroOptions, suffix: str = ""
+) -> AvroJson:
     fields = [_field(column, options) for column in columns]
     check_unique_names(fields, columns)
     return {
@@ -139,7 +141,7 @@ def _record(table: TableId, columns: Sequence[Column], options: CodecOptions, su
     }
 
 
-def _field(column: Column, options: CodecOptions) -> AvroJson:
+def _field(column: Column, options: FlatAvroOptions) -> AvroJson:
     avro = avro_type(
         column.type,
         decimal_mode=options.avro_decimal_handling_mode,

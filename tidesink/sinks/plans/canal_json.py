@@ -16,12 +16,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.codecs.canal_json.scan import TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import LAST_MS, LOGICAL, reads_same
 from tidesink.errors import DecodeError, FramingError
@@ -76,7 +76,7 @@ class CanalJsonDecoder(TableDecoder):
     own_keys: bool
     time_zone: str
     zero_date: ZeroDate
-    options: CodecOptions = CodecOptions()  # noqa: RUF009  (it is frozen)
+    options: CanalJsonOptions = CanalJsonOptions()  # noqa: RUF009  (it is frozen)
     by_row_key: bool = False
     topic: TableNames | None = None
     ambiguous_time: AmbiguousTime = "first"
@@ -230,7 +230,7 @@ def _moments(es: pa.Array) -> pa.Array:
 
 
 @lru_cache(maxsize=8)
-def _large_messages(options: CodecOptions) -> LargeMessages:
+def _large_messages(options: CanalJsonOptions) -> LargeMessages:
     # The connections of LargeMessages stay open as long as the executor's Python process.
     return (_PlainMessages if options.large_message_handle_compression == "none" else LargeMessages)(options)
 
@@ -271,7 +271,7 @@ def canal_json_plan(
     schema: TableSchema,
     settings: PlanSettings = DEFAULT_SETTINGS,
     *,
-    options: CodecOptions | None = None,
+    options: CanalJsonOptions | None = None,
     by_row_key: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> DecodePlan:
@@ -311,7 +311,7 @@ def canal_json_plan(
         own_keys=settings.keys is None,
         time_zone=whole.time_zone,
         zero_date=whole.zero_date,
-        options=options or CodecOptions(),
+        options=options or CanalJsonOptions(),
         by_row_key=is_row_keyed(whole),
         ambiguous_time=whole.ambiguous_time,
         unread=unread,

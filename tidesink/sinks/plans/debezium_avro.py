@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
 from tidesink.codecs.debezium.remarks import column_remarks
+from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import Column, TableId, TableSchema
@@ -246,7 +246,7 @@ def debezium_avro_plan(
         SchemaRefusedError: A column has two types in two schemas, and no type holds the values of both.
     """
     zero_date, time_zone = settings.zero_date, settings.time_zone
-    options = CodecOptions(debezium=modes, time_zone=time_zone)
+    options = DebeziumOptions(debezium=modes, time_zone=time_zone)
     needed = needed_definition(definition, settings.left_out)
     read = _Schemas.of(table, schemas, options=options, definition=needed)
     named = _key_names(table, settings, read.keys)
@@ -342,7 +342,7 @@ class _Schemas:
         table: TableId,
         schemas: SubjectSchemas,
         *,
-        options: CodecOptions,
+        options: DebeziumOptions,
         definition: TableSchema | None,
     ) -> _Schemas:
         definitions = TableDefinitions([definition] if definition else [])

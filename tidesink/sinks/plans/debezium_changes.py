@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, Warn, rows_from_events
 from tidesink.codecs.debezium.envelope import DOUBTED_KEY, OLD_KEY, POSTGRES
 from tidesink.codecs.debezium.remarks import ROUTED, has_required_shapes, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import (
     ChangeEvent,
@@ -171,7 +171,7 @@ class DebeziumDecoder(TableDecoder):
     """
 
     table: TableId
-    options: CodecOptions
+    options: DebeziumOptions
     zero_date: ZeroDate = "null"
     definition: TableSchema | None = None
     tells_old_keys: bool = True

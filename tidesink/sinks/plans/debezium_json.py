@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.envelope import POSTGRES, TICDC, has_exact_names
 from tidesink.codecs.debezium.inference import (
@@ -32,6 +31,7 @@ from tidesink.codecs.debezium.inference import (
     inferred_columns,
 )
 from tidesink.codecs.debezium.remarks import column_remarks
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
 from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, folded_keys
@@ -65,7 +65,7 @@ from tidesink.typemap.target_schema import (
 )
 from tidesink.typemap.values import Convert
 
-_NO_OPTIONS: Final = CodecOptions()
+_NO_OPTIONS: Final = DebeziumOptions()
 _NO_KEY: Final = (
     "The records of {} have no key, so it is unknown which row a change belongs to. Name its key columns "
     "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
@@ -419,7 +419,7 @@ def debezium_json_plan(
     settings: PlanSettings = DEFAULT_SETTINGS,
     *,
     definition: TableSchema | None = None,
-    options: CodecOptions = _NO_OPTIONS,
+    options: DebeziumOptions = _NO_OPTIONS,
     database: DatabaseFacts = NO_DATABASE,
 ) -> DecodePlan:
     """Build the decode plan of a table from the writers (schemas of records) that are known so far.

@@ -12,10 +12,10 @@ from functools import cached_property, partial
 
 import pyarrow as pa
 
-from tidesink.codecs.base import ChecksumMode, CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, Warn, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
+from tidesink.codecs.options import ChecksumMode, FlatAvroOptions
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent, fold_name
@@ -112,7 +112,7 @@ class FlatAvroDecoder(TableDecoder):
     def _codec(self) -> FlatAvroCodec:
         return FlatAvroCodec(
             registry=KnownSchemas(self.schemas.texts),
-            options=CodecOptions(time_zone=self.time_zone),
+            options=FlatAvroOptions(time_zone=self.time_zone),
             table_of_topic=lambda _topic: self.table,
         )
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, row_forms
 from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.ddl.row_changes import RowDdl
@@ -122,7 +123,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._ddl = parts.topics.ddl(topic)
         self._tables = parts.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = parts.config.source.codec_options()
+        self._options = parts.config.source.options_of(CanalJsonOptions)
         look = look_into(parts.config.source.database)
         self._database = DatabaseTypes(parts.config.pipeline, table, parts.store, look)
         self._rows = RowColumns(parts, table)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.inference import first_row
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
@@ -133,7 +133,7 @@ class RecordTypes:
         return tuple(name for name in self.untyped(writers) if not self._database.covers(name))
 
 
-def newest_typed(messages: Sequence[Message], options: CodecOptions) -> JsonWriter | None:
+def newest_typed(messages: Sequence[Message], options: DebeziumOptions) -> JsonWriter | None:
     """Returns the writer (schema) of the newest record that has both a schema and all columns, or None."""
     rows = (first_row([message], options) for message in reversed(messages))
     return next((first_writer(row) for row in rows if row is not None and not row.bare), None)

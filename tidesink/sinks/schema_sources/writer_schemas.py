@@ -29,6 +29,7 @@ import structlog
 
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.codecs.framing import HEADER_SIZE
+from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -751,7 +752,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             self._subject_schemas,
             self._plan_settings,
             definition=self._definition,
-            modes=self._parts.config.source.codec_options().debezium,
+            modes=self._parts.config.source.options_of(DebeziumOptions).debezium,
             database=DatabaseFacts(identity=self._identity, connector=self._connector),
         )
 
@@ -794,7 +795,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def __init__(self, parts: DecodingParts, topic: str, table: TableId) -> None:
         super().__init__(parts, topic, table)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = parts.config.source.codec_options()
+        self._options = parts.config.source.options_of(DebeziumOptions)
         self._types = RecordTypes.of(parts.config, topic, table, self._declared, parts.store)
         self._writers = Writers()
         # Spans of rows by the identity of their writer. Rows without a schema are left out, because they may

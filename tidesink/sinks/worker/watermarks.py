@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
@@ -61,7 +61,7 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
     It cannot read rows that were too large for Kafka and are stored outside of it (claim check).
     """
     # The row itself is not needed to see that a record is a row.
-    options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
+    options = source.codec_options().updated({"claim_check_storage_uri": "", "upstream_url": ""})
     return open_codec(source.protocol, options=options, registry=registry)
 
 

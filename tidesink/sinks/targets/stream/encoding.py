@@ -9,8 +9,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 from zoneinfo import ZoneInfo
 
-from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.open import CODECS, open_codec
+from tidesink.codecs.options import PLACEHOLDER, DebeziumOptions, FlatAvroOptions
 from tidesink.errors import (
     ConfigError,
     EncodeError,
@@ -77,7 +78,7 @@ def written_schema(shape: TargetSchema, protocol: str, options: CodecOptions) ->
         SchemaRefusedError: the protocol cannot write a column. The error names it.
     """
     for column in shape.columns:
-        if _lacks_precision(column, protocol, options):
+        if _needs_precision(protocol, options) and _lacks_precision(column):
             raise SchemaRefusedError(
                 f"The precision of this decimal is unknown, but {protocol} needs it. Set "
                 "`avro-decimal-handling-mode: string` under `target`, or set the table's `definition` in the "
@@ -110,9 +111,18 @@ def written_type(column: TargetColumn) -> ColumnType:
     return _WRITTEN_AS.get(row.reader, _TEXT)
 
 
-def _lacks_precision(column: TargetColumn, protocol: str, options: CodecOptions) -> bool:
-    needed = CODECS[protocol].registry and options.avro_decimal_handling_mode == "precise"
-    return needed and row_of(column.type).reader == "decimal" and column.type.precision is None
+def _needs_precision(protocol: str, options: CodecOptions) -> bool:
+    if not CODECS[protocol].registry:
+        return False
+    written = CODECS[protocol].options.of(options)
+    return (
+        isinstance(written, FlatAvroOptions | DebeziumOptions)
+        and written.avro_decimal_handling_mode == "precise"
+    )
+
+
+def _lacks_precision(column: TargetColumn) -> bool:
+    return row_of(column.type).reader == "decimal" and column.type.precision is None
 
 
 class RegisteredSchemas(MemorySchemaRegistry):
