@@ -80,7 +80,7 @@ def _decoding(*topic: str, known: int, sends: CanalJsonOptions | None = None, **
             pipeline="p",
             table_config=lambda _table: settings,
             source=SimpleNamespace(
-                codec_options=lambda: sends or CanalJsonOptions(), opens_up_to=None, database=None
+                options_of=lambda options: sends or options(), opens_up_to=None, database=None
             ),
         ),
         store=None,

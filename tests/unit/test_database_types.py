@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_canal_decoding import T, _Ddl, _found_at
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
@@ -82,7 +81,7 @@ def _decoding(
     )
     types = {"id": "int", **words}
     rows = [[RowWords(tuple(types), types, ["id"], 0)]]
-    source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None, database=None)
+    source = SimpleNamespace(options_of=lambda options: options(), opens_up_to=None, database=None)
     around = SimpleNamespace(
         config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
         store=store,

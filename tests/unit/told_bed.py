@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.memory_target import CAPABILITIES, MemoryTarget
-from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.config.models import Destination
@@ -99,7 +98,7 @@ class Bed:
             mode="upsert",
             projection=self.projection or Projection(),
         )
-        source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None, database=None)
+        source = SimpleNamespace(options_of=lambda options: options(), opens_up_to=None, database=None)
         around = SimpleNamespace(
             config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
             store=None,
