@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class DeltaFormat:
-    """What Delta makes of each step of a table's life (``lake.table.TableFormat``)."""
+    """The steps of a table's life in Delta (``lake.table.TableFormat``)."""
 
     def __init__(
         self, session: SparkSession, ledger: Ledger, *, columns: DeltaColumns, files: FileWriter

@@ -1,4 +1,4 @@
-"""A worker's claim on one Delta table: what the ledger shows since, and whether a batch is committed."""
+"""A worker's claim on one Delta table: checks that it still holds, and finds the worker's commits."""
 
 from __future__ import annotations
 

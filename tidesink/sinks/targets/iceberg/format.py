@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class IcebergFormat:
-    """What Iceberg makes of each step of a table's life (``lake.table.TableFormat``)."""
+    """The steps of a table's life in Iceberg (``lake.table.TableFormat``)."""
 
     def __init__(
         self,

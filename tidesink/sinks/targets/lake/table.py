@@ -1,4 +1,4 @@
-"""An open table in a lake: its life, which Delta and Iceberg share, over what a format makes of each step.
+"""An open table in a lake. Delta and Iceberg share its life, and each implements the steps.
 
 A batch is applied in these steps, each a method of ``TableFormat`` or its parts:
 
@@ -60,7 +60,7 @@ Plan = TypeVar("Plan", bound=FilePlan)
 
 
 class ColumnsFormat(Protocol):
-    """How a format reads and changes a table's columns."""
+    """Reads and changes a table's columns, as Delta or Iceberg implements it."""
 
     def open(self, shape: TargetSchema, *, soft_deletes: bool) -> bool:
         """Create the table if it is missing, and add the soft-delete column if needed.
@@ -102,7 +102,7 @@ class ColumnsFormat(Protocol):
 
 
 class TableFormat(Protocol[Plan]):
-    """What Delta or Iceberg makes of each step of a table's life."""
+    """The steps of a table's life, as Delta or Iceberg implements them."""
 
     @property
     def place(self) -> str:
@@ -110,7 +110,7 @@ class TableFormat(Protocol[Plan]):
 
     @property
     def columns(self) -> ColumnsFormat:
-        """How its columns are read and changed."""
+        """The reader and writer of its columns."""
 
     def reading_error(self, exc: BaseException, *, table: str) -> TidesinkError:
         """Return the error to raise for Spark's exception in a step that only reads."""
@@ -167,13 +167,13 @@ class TableFormat(Protocol[Plan]):
         """Remove the tombstones up to a commit_ts, and record it."""
 
     def close(self) -> None:
-        """Release what the last batch left in the Spark session."""
+        """Drop the temporary view of the last batch in the Spark session."""
 
 
 class LakeTable:
     """An open table in a lake. It is used by one worker thread.
 
-    ``table_format``: what Delta or Iceberg makes of each step.
+    ``table_format``: the steps, as Delta or Iceberg implements them.
     ``fewest_staged``: fewest records of an offset range for which tasks write a batch's rows to files while
         they reduce it.
     """
