@@ -50,7 +50,7 @@ PLACE: Final = Column("place", ColumnType("varchar", length=20), handle=True)
 
 def reason(table: DeltaTable, batch: ReducedBatch) -> str | None:
     """Why the table merges a batch; None where it takes it as files."""
-    plan = table._files.plan(batch, progress(1, 99))
+    plan = table.format.files.plan(batch, progress(1, 99))
     return None if isinstance(plan, FilePlan) else plan
 
 
@@ -138,7 +138,7 @@ def test_files_and_statistics_are_as_spark_writes_them(delta: Bed, mapping: str)
         table.apply(batch if name == TABLE else whole, progress(1, 1, table=name))
         names = {
             field["metadata"].get("delta.columnMapping.physicalName", field["name"]): field["name"]
-            for field in json.loads(table._log.schema())["fields"]
+            for field in json.loads(table.format.columns.log.schema())["fields"]
         }
         (added,) = actions(table, "add")
         statistics = json.loads(added["stats"], parse_float=_number)
@@ -247,13 +247,13 @@ def test_a_worker_that_was_overtaken_commits_nothing(delta: Bed) -> None:
     """Its transaction is from before the other's claim."""
     table = loaded(delta)
     batch = delta.batch(SHAPE, [row(9)])
-    plan = table._files.plan(batch, progress(1, 3))
+    plan = table.format.files.plan(batch, progress(1, 3))
     assert isinstance(plan, FilePlan)
-    staged = table._files.stage(batch, plan)
+    staged = table.format.files.stage(batch, plan)
     other = opened(delta)
     other.claim()
     with pytest.raises(Exception, match="Concurrent"):
-        table._files.commit(
+        table.format.files.commit(
             plan, staged, application="tidesink.progress", version=progress(1, 3).txn_version, words="{}"
         )
     assert [one["id"] for one in delta.rows()] == [1, 2, 3]
@@ -306,7 +306,7 @@ def test_no_file_of_a_commit_is_removed_that_may_be_there(delta: Bed) -> None:
     table = writing(delta, SentTwice)
     with pytest.raises(CommitUnknownError, match="cannot be read now"):
         table.apply(batch, progress(2, 3))
-    file = newest(table._log)
+    file = newest(table.format.columns.log)
     file.with_suffix(".aside").rename(file)
     again = opened(delta)
     assert again.committed() == progress(2, 3)

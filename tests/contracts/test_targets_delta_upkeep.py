@@ -57,9 +57,9 @@ def test_what_a_dead_worker_left_is_removed_by_vacuum(delta: Bed) -> None:
     table.apply(delta.batch(SHAPE, [row(3), row(4), row(5)]), progress(1, 3))
     table.apply(delta.batch(SHAPE, [row(3, "b")], [{"id": 4}]), progress(1, 4))
     before, batch = _files(table), delta.batch(SHAPE, [row(1, "new")], [{"id": 5}])
-    plan = table._files.plan(batch, progress(1, 5))
+    plan = table.format.files.plan(batch, progress(1, 5))
     assert isinstance(plan, FilePlan)
-    table._files.stage(batch, plan)
+    table.format.files.stage(batch, plan)
     left = _files(table) - before
     assert sorted(name.split("-")[0].split("_")[0] for name in left) == ["deletion", "part"]
     session = _session(delta)

@@ -1,4 +1,4 @@
-"""Histories in lakes: they are only written as files, and what files cannot take is refused."""
+"""Histories in lakes are only written as files. A history that needs MERGE is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def location(lake: Bed) -> str:
 
 
 def copied(lake: Bed, where: str, *, begin: int) -> None:
-    """What another program does: the versions again, with another beginning and no end."""
+    """Write the versions again, as another program does, with another beginning and no end."""
     names = [field.name for field in lake.session.table(where).schema.fields]
     values = {FROM_COLUMN: f"{begin}L", TO_COLUMN: "NULL"}
     chosen = ", ".join(values.get(name, f"`{name}`") for name in names)
@@ -67,7 +67,7 @@ def cases(lake: str, found: dict[str, tuple[Change, str]], quick: str, left_out:
     return [case(lake, what, *found[what], quick=what == quick) for what in found if what not in left_out]
 
 
-# What is known of the table before a batch. Files take another column, see below.
+# Reasons that the worker finds when it opens the table. Another column is allowed, see below.
 OPENED: Final = [
     *cases("delta", of_delta.UNFIT, "vectors", {"another column"}),
     *cases(
@@ -81,11 +81,11 @@ OPENED: Final = [
 
 @pytest.mark.parametrize(("lake", "change", "says"), OPENED, indirect=["lake"])
 def test_a_history_that_files_cannot_hold_is_refused(lake: Bed, change: Change, says: str) -> None:
-    """By the worker that holds it at the next batch, and by one that opens it."""
+    """A worker refuses its next batch, and a new worker refuses to open the table."""
     table, epoch = held(lake)
     table.apply(batch_of(lake, [Event(10, 1, "a")]), progress(epoch, 1))
     change(lake, location(lake))
-    # Settings that cannot be looked up now may be later.
+    # A later attempt may look up the settings.
     kind = StorageError if "looked up" in says else TargetError
     for use in (
         lambda: table.apply(batch_of(lake, [Event(20, 1, "b")]), progress(epoch, 2)),
@@ -159,7 +159,7 @@ def test_a_new_history_with_unfit_properties_is_not_created(lake: Bed) -> None:
         target.open_table(history_shape(SHAPE, NAMES), pipeline="shop")
     table, epoch = held(lake)
     table.apply(batch_of(lake, [Event(10, 1, "a")]), progress(epoch, 1))
-    # The properties of a table that exists are what counts.
+    # An existing table is judged by its own properties.
     target.open_table(history_shape(SHAPE, NAMES), pipeline="shop").claim()
 
 
@@ -171,7 +171,7 @@ def test_a_history_with_a_float_in_its_key_is_not_created(lake: Bed) -> None:
 
 @pytest.mark.parametrize("small_batch", [10_000, -1])
 def test_a_column_that_only_the_table_has_stays_in_its_versions(lake: Bed, small_batch: int) -> None:
-    """As one that the source dropped: stored versions keep its values, new ones have none."""
+    """The source dropped it: stored versions keep its values, and new versions have NULL."""
     lake = with_writers(lake, lambda writer: replace(writer, limits=FileLimits(small_batch=small_batch)))
     table, epoch = held(lake)
     wide = shape(ID, NAME, AMOUNT, Column("note", ColumnType("varchar", length=9)))

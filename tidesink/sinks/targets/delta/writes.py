@@ -1,82 +1,134 @@
-"""Writes to a Delta table other than merges by key (TRUNCATE events, shards), and a commit's row counts."""
+"""Writes to a Delta table by Spark's statements, defaults in shards, and the row counts of a commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from tidesink.errors import AccountingError, ProgressError, SchemaRefusedError
+from tidesink.errors import AccountingError, ProgressError, TargetError
 from tidesink.events import fold_name
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
+from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.delta import schema
 from tidesink.sinks.targets.delta.ledger import DeltaEntry, Ledger, application_of
 from tidesink.sinks.targets.delta.log import Commit, DeltaLog, user_metadata
-from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
-from tidesink.sinks.targets.lake.tables import literal, transaction
+from tidesink.sinks.targets.lake.merge import (
+    append_statement,
+    living_rows,
+    merge_statement,
+    rows_of,
+    stale_statement,
+    truncate_statement,
+)
+from tidesink.sinks.targets.lake.tables import literal, partitions_for, source_of, transaction
 from tidesink.sinks.targets.lake.versions import Counts
-from tidesink.sinks.targets.sharing import also_of, known_after, new_columns, quote_identifier
+from tidesink.sinks.targets.sharing import known_after, new_columns, quote_identifier
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidesink.sinks.state.progress import Progress
 
+
+_VIEW: Final = "_tidesink_batch"
 # Metrics of a commit: the numbers of rows that were inserted, updated and deleted.
 _CHANGED: Final = ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted")
 
 
-def empty_table(
-    session: SparkSession,
-    log: DeltaLog,
-    location: str,
-    *,
-    batch: ReducedBatch,
-    application: str,
-    version: int,
-    text: str,
-) -> None:
-    """Apply a TRUNCATE event to a table or a shard, in a commit with the progress.
+class Statements:
+    """Writes batches to a Delta table by Spark's statements, each with the progress in its commit."""
 
-    For a table without current rows, Delta would make no commit. In this case, only the progress is
-    committed.
+    def __init__(self, session: SparkSession, ledger: Ledger, location: str) -> None:
+        self._session, self._ledger, self._log, self._location = session, ledger, ledger.log, location
 
-    ``application``, ``version``: the transaction version to commit.
-    ``text``: the commit's user metadata.
-    """
-    if session.table(location).where(living_rows(batch)).isEmpty():
-        log.commit_marker(application, version, text)
-        return
-    with transaction(session, application, version), user_metadata(session, text):
-        session.sql(truncate_statement(location, batch))
+    def run(self, batch: ReducedBatch, progress: Progress, text: str, present: Mapping[str, str]) -> None:
+        """Run the statement that commits a batch, or commit only its progress if no row changes.
 
+        ``text``: the commit's user metadata.
+        ``present``: the table's columns: Spark type by name.
+        """
+        # In a table without files, no row can match. Other workers cannot add files, because this one holds
+        # the table.
+        first_load = self._log.file_count() == 0
+        has_rows = batch.upserts or (batch.sequenced and batch.deletes)
+        application, version = self._ledger.application, progress.txn_version
+        # For a table without current rows, Delta would make no commit of a TRUNCATE.
+        nothing = batch.empty or (first_load and not has_rows)
+        if nothing or (batch.truncates and self._has_no_living_rows(batch)):
+            self._log.commit_marker(application, version, text)
+            return
+        with transaction(self._session, application, version), user_metadata(self._session, text):
+            if batch.truncates:
+                self._session.sql(truncate_statement(self._location, batch))
+                return
+            self._show(batch)
+            sql = self._statement(batch, present, appends=first_load or batch.how.mode == "append")
+            rows = batch.upserts + batch.deletes
+            with partitions_for(self._session, rows), source_of(self._session, batch):
+                self._session.sql(sql)
 
-def check_stale(
-    session: SparkSession,
-    location: str,
-    view: str,
-    *,
-    batch: ReducedBatch,
-    present: Mapping[str, str],
-    result: ApplyResult,
-) -> None:
-    """Check that a MERGE skipped exactly the batch's rows that were not newer than the stored rows before it.
+    def check_partitions(self, batch: ReducedBatch) -> None:
+        """Check that Delta will not read texts in partition columns of the batch back as NULL.
 
-    ``view``: the view of the batch's rows.
-    ``present``: the table's columns: Spark type by name.
-    ``result``: the result of the MERGE, with the number of skipped rows.
+        Raises:
+            TargetError: a partition column has such a text.
+        """
+        schema.check_partitions(self._partitioned_by, batch)
 
-    Raises:
-        AccountingError: the number of skipped rows differs from the number of rows that were not newer.
-    """
-    before = f"{location} VERSION AS OF {int(result.version) - 1}"
-    (row,) = session.sql(stale_statement(before, view, batch, present)).collect()
-    if row["stale"] != result.stale:
-        raise AccountingError(
-            f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored rows. "
-            "Compare the table with `tidesink diff`, and report this with the log.",
-            table=str(batch.shape.source),
-        )
+    def check_stale(self, batch: ReducedBatch, present: Mapping[str, str], result: ApplyResult) -> None:
+        """Check that a MERGE skipped exactly the batch's rows that were not newer than the stored rows before
+        it.
+
+        ``present``: the table's columns: Spark type by name.
+        ``result``: the result of the MERGE, with the number of skipped rows.
+
+        Raises:
+            AccountingError: the number of skipped rows differs from the number of rows that were not newer.
+        """
+        self._show(batch)
+        before = f"{self._location} VERSION AS OF {int(result.version) - 1}"
+        (row,) = self._session.sql(stale_statement(before, _VIEW, batch, present)).collect()
+        if row["stale"] != result.stale:
+            raise AccountingError(
+                f"The merge skipped {result.stale} rows, but {row['stale']} were not newer than the stored "
+                "rows. Compare the table with `tidesink diff`, and report this with the log.",
+                table=str(batch.shape.source),
+            )
+
+    def close(self) -> None:
+        """Drop the temporary view of the last batch's rows."""
+        # An error here means that the JVM has ended, and the view with it.
+        with suppress(*SPARK_ERRORS):
+            self._session.catalog.dropTempView(_VIEW)
+
+    @cached_property
+    def _partitioned_by(self) -> frozenset[str]:
+        """The names of the partition columns in lower case. They never change while the table exists."""
+        return frozenset(fold_name(name) for name in self._log.partition_columns())
+
+    def _has_no_living_rows(self, batch: ReducedBatch) -> bool:
+        return self._session.table(self._location).where(living_rows(batch)).isEmpty()
+
+    def _statement(self, batch: ReducedBatch, present: Mapping[str, str], *, appends: bool) -> str:
+        """Return the SQL statement that writes a batch: an INSERT if ``appends``, else a MERGE."""
+        if appends:
+            return append_statement(self._location, _VIEW, batch, present)
+        beside = batch.beside(lambda: schema.nullable_columns(self._log))
+        return merge_statement(self._location, _VIEW, batch, present, beside=beside)
+
+    def _show(self, batch: ReducedBatch) -> None:
+        if batch.frame is None:
+            raise TargetError(
+                "The Delta target needs a batch with a Spark frame, but this batch has Python rows. Pass a "
+                "ReducedBatch whose `frame` is set.",
+                table=str(self._ledger.table),
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
 
 def result_of(entry: DeltaEntry, batch: ReducedBatch) -> ApplyResult:
@@ -182,19 +234,6 @@ class DeltaShard:
         """
         self._known = known_after(self._known or (), shape) or ()
         return self._known
-
-    def plan(self, shape: TargetSchema, present: Mapping[str, str]) -> Evolution:
-        """Plan the column changes that the table needs to store rows of ``shape``.
-
-        Raises:
-            SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other
-                shards.
-        """
-        try:
-            return plan_evolution(present, shape)
-        except SchemaRefusedError as exc:
-            others = self._ledger.shards()
-            raise also_of(exc, self._ledger.path, others) if others else exc from None
 
     def grows(self, shape: TargetSchema) -> bool:
         """Return True if the shard's rows lack a column of ``shape``, whether or not the shared

@@ -378,10 +378,8 @@ _ORDER_COLUMNS: Final = (
 )
 
 
-def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
+def add_order(table: JvmTable, holder: Holder, name: TableId) -> None:
     """Add the columns for the source's order (`sequence_by: source`), if missing.
-
-    Returns the table's columns: Spark type by name.
 
     Raises:
         StaleProgressError: another worker holds the table.
@@ -391,7 +389,7 @@ def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
         state = holder.current()
         schema = _with_order(table, state)
         if schema is None or holder.put_schema(state, schema, {}):
-            return table.columns(table.state())
+            return
     raise TransientTargetError(
         "Other writers keep committing to the table, so the commit failed. It is tried again.",
         table=str(name),

@@ -166,7 +166,7 @@ def evolution(
     for column in plan.added:
         # With a parent argument, even None, Iceberg does not split the name at dots.
         update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
-    # In a shared table, ``IcebergShard.fill`` writes the defaults, into the rows of this shard only.
+    # In a shared table, ``IcebergColumns`` writes the defaults, into the rows of this shard only.
     defaults, warnings = default_texts(plan.added if shape.shard is None else (), shape)
     pending = {**pending_defaults(state), **defaults}
     return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings

@@ -359,8 +359,7 @@ class FilesOrMerge:
         if done != self.reason:
             self._log.info(f"batches are {way}", table=str(self._table), reason=done)
             self.reason = done
-        if not batch.truncates:
-            batch.hooks.on_left(f"{way}: {done}")
+        batch.hooks.on_left(f"{way}: {done}")
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
@@ -417,7 +416,6 @@ def batch_reason(batch: ReducedBatch) -> str | None:
     frame = batch.frame if batch.sequenced or batch.how.mode == "history" else None
     reasons = {
         "the batch has no payloads": batch.payloads is None and batch.staged is None and frame is None,
-        "the batch empties the table": batch.truncates,
         "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.how.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
