@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
 from tidesink.sinks.batch.control import NOTHING_ASKED, TableControl, read_controls

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.config_samples import CANAL_JSON, changed
+from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.config import Config
 from tidesink.errors import StaleProgressError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import KEY, capture, lines, run
-from tests.unit.flat_avro_cases import TSO, change, table
-from tests.unit.test_row_checksum import SUMMED
+from tests.unit.codecs.flat_avro.cases import TSO, change, table
+from tests.unit.codecs.test_row_checksum import SUMMED
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import CHECKSUM

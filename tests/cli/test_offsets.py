@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from tests.servers import create_topics
-from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
 from tidesink.sinks.batch.control import RewindControl, read_controls

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
-from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.events import TableId
 from tidesink.sinks.batch.control import TableControl, read_controls
 from tidesink.sinks.state.progress import TableStatus

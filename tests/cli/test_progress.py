@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.samples import run
-from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.cli.main import Until, _listening
 from tidesink.cli.terminal import LogFormat, ProgressBars, ProgressLines
 from tidesink.config import load_config

@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.config.samples import FLAT_AVRO, changed, right
 from tidesink.cli.main import _with_spark_conf, log_report, report_json, show_report
 from tidesink.cli.terminal import LogFormat, ProgressLines, guarded
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceUnavailableError

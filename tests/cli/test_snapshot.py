@@ -18,7 +18,7 @@ from tests.e2e.live_source import live_table
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.mysql_values import own_database
-from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.cli.offsets import _refuse_meanwhile
 from tidesink.cli.snapshot import _change

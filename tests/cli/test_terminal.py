@@ -16,7 +16,7 @@ import pytest
 import structlog
 from pydantic import BaseModel
 
-from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.cli import dev as demo
 from tidesink.cli import terminal as failures
 from tidesink.cli.main import show_report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO
+from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO
 from tidesink.cli.table_plans import TablePlan, unserved_tables
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns

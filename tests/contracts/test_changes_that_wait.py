@@ -12,10 +12,10 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.contracts.coded_changes import NAME, TABLE, Changefeed, placed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.full import FULL
-from tests.unit.config_samples import CANAL_JSON, changed
+from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.events import TableSchema
 from tidesink.sinks.batch.control import Requests

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contracts.coded_changes import Changefeed, placed
-from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.targets_bed import Bed
 from tests.memory_target import MemoryTarget
 from tidesink.events import TableId, TableSchema

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.contracts.coded_changes import TABLE, Changefeed, placed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.events import Column, ColumnType, TableSchema
 from tidesink.sinks.batch.control import NOTHING_ASKED

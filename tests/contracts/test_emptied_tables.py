@@ -14,11 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.contracts.coded_changes import CREATE, NAME, TABLE, TOPIC, Changefeed, placed, sent_again
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL, needs, quick_on
-from tests.unit.config_samples import CANAL_JSON, changed
+from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.events import ChangeEvent, DdlEvent, Message, TableId, TableSchema

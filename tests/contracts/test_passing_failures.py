@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, first_changes, placed
-from tests.contracts.coded_lane import HeldFetch, HeldTopic, config_of, open_table
+from tests.contracts.coded_table import HeldFetch, HeldTopic, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableSchema

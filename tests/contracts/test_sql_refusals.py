@@ -14,7 +14,7 @@ import pytest
 from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.contracts.targets_bed import shape
 from tests.postgres import WITH_PASSWORD
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.cli.plan import target_answer
 from tidesink.errors import ConfigError, TargetError, TransientTargetError
 from tidesink.sinks.targets import target_module

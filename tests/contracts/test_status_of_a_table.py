@@ -12,7 +12,7 @@ import pytest
 
 from tests.columns import ID
 from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.conftest import BEDS, memory_bed
 from tests.contracts.targets_bed import Bed, shape, sql
 from tests.full import FULL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contracts.coded_changes import CREATE, TABLE, TOPIC, Changefeed
-from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, TableSchema

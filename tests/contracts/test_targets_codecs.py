@@ -1,6 +1,6 @@
 """Every codec into every target: a changefeed's bytes through a worker's own task.
 
-The other contracts hand batches of plain rows to a target. Here a task (``coded_lane``) decodes, reduces,
+The other contracts hand batches of plain rows to a target. Here a task (``coded_table``) decodes, reduces,
 evolves and commits as in a worker, from records that our encoders wrote; Kafka alone is not there.
 """
 
@@ -31,7 +31,7 @@ from tests.contracts.coded_changes import (
     sent_again,
     wider_changes,
 )
-from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.coded_types import TABLE as EVERY_TYPE
 from tests.contracts.coded_types import EveryType
 from tests.contracts.conftest import BED_NAMES, MARKS

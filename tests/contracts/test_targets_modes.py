@@ -21,7 +21,7 @@ from tests.contracts.coded_changes import (
     placed,
     sent_again,
 )
-from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL

@@ -11,7 +11,7 @@ import pytest
 
 from tests.columns import ID
 from tests.contracts.coded_changes import TOPIC, Changefeed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.message_beds import MessagesBed
 from tests.contracts.targets_bed import Bed
 from tests.full import quick_on

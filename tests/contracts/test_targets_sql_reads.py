@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contracts.coded_changes import Changefeed, placed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.sql_beds import noting, target_of
 from tests.contracts.targets_bed import Bed
 from tests.full import quick_on

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.contracts.coded_changes import CREATE, TABLE, TOPIC, Changefeed, first_changes, placed
-from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.sql_beds import sql_bed, target_of
 from tests.contracts.targets_bed import Bed
 from tests.full import quick_on

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
-from tests.contracts.coded_lane import HeldTopic, config_of, open_table
+from tests.contracts.coded_table import HeldTopic, config_of, open_table
 from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
 from tests.contracts.sql_beds import noting, sql_bed_in

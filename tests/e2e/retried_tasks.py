@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.contracts.coded_changes import TOPIC, Changefeed
-from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.sql_beds import noting, sql_bed_in
 from tests.contracts.targets_bed import TABLE, progress, shape
 from tests.sessions import SMALL_SPARK

@@ -59,7 +59,7 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
 }
 
 
-# What the codec makes of each is tested in process: tests/unit/test_flat_avro_bad_input.py.
+# What the codec makes of each is tested in process: tests/unit/codecs/flat_avro/test_bad_input.py.
 CASES = BAD if TEST_ALL else {name: BAD[name] for name in ("truncated", "unknown_id")}
 
 

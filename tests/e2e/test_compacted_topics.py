@@ -20,8 +20,8 @@ from tests.e2e.writing import lake_rows, shop_config
 from tests.full import FULL
 from tests.lagging_registry import Clock
 from tests.servers import clean_at_once, create_topics, delete_topic
-from tests.unit.config_samples import CANAL_JSON, changed, right
-from tests.unit.worker_bed import surroundings
+from tests.unit.config.samples import CANAL_JSON, changed, right
+from tests.unit.sinks.worker.bed import worker_context
 from tidesink.codecs.flat_avro.codec import encode_delete_marker
 from tidesink.config import load_config
 from tidesink.errors import SourceError
@@ -55,7 +55,7 @@ _QUICK: Final = {
 def _checks(brokers: str, folder: Path) -> Continuity:
     source = {"brokers": brokers, "protocol": "flat-avro", "topics": "{schema}_{table}"}
     config = right(changed(CANAL_JSON, source={**source, "schema-registry": "http://127.0.0.1:1"}))
-    context = surroundings(config, store=SqlStateStore(str(folder / "state.db")))
+    context = worker_context(config, store=SqlStateStore(str(folder / "state.db")))
     return Continuity(context, "t", config.table_config(_ORDERS))
 
 

@@ -19,7 +19,7 @@ from examples.first_load.shop import UNTOUCHED, LiveShop
 from tests.e2e.replay import Servers
 from tests.full import FULL
 from tests.sessions import SMALL_SPARK
-from tests.unit.test_first_load_page import snippets
+from tests.unit.repository.test_first_load_page import snippets
 from tidesink.cli.main import app
 
 if TYPE_CHECKING:

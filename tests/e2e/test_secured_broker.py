@@ -30,7 +30,7 @@ from confluent_kafka.admin import (
 from tests.certificates import self_signed
 from tests.contracts.targets_bed import shape
 from tests.full import FULL
-from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.config.samples import FLAT_AVRO, changed, right
 from tidesink.cli.sources import Start, read_topic
 from tidesink.config.targets import KafkaSettings
 from tidesink.dev.stack import READY_SECONDS, Broker, free_ports, stop_daemons

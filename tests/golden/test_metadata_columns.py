@@ -11,7 +11,7 @@ import pytest
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.spark.decoded import reduced_here
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.config.samples import CANAL_JSON, changed, right
 from tests.vectors import SUBSET
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId

@@ -21,10 +21,10 @@ from tests.decoded_batches import as_records
 from tests.golden.debezium_captures import Capture
 from tests.golden.each_capture import each_capture
 from tests.golden.vectors import Record, Workload, find_folders, find_workloads, schema_texts, table_of
-from tests.surroundings import surroundings
-from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
-from tests.unit.test_range_tasks import run, summary
+from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
+from tests.unit.sinks.batch.test_range_tasks import run, summary
 from tests.vectors import vectors_dir
+from tests.worker_contexts import worker_context
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.codecs import CODECS
 from tidesink.codecs.options import DebeziumModes
@@ -132,7 +132,7 @@ class Given(NamedTuple):
 def _opened(given: Given, topic: str, table: TableId, folder: Path) -> Shown:
     """The table as a worker opens it, after it has read the topic batch by batch."""
     config, source = given.config, Held(given.topics[topic])
-    around = surroundings(config, cast("Any", None), folder, registry=given.registry)
+    around = worker_context(config, cast("Any", None), folder, registry=given.registry)
     topics = Topics(config.pipeline, source, around.store, ask=lambda: cast("Any", Brokers(source)))
     topics.tables(topic).add(given.tables[topic])
     parts = DecodingParts.of(replace(around, source=source, topics=topics), cast("Any", None))

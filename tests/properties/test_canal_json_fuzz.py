@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
 from tests.properties.canal_changes import SCHEMA, TABLE, harmed
-from tests.unit.canal_messages import message_of
+from tests.unit.codecs.canal_json.messages import message_of
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.large_messages import LargeMessages, open_claim_check

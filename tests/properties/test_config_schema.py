@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
+from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed
 from tidesink.config import parse_config
 from tidesink.config.load import config_schema
 from tidesink.config.models import Config

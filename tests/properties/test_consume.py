@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.samples import CANAL
-from tests.unit.config_samples import CANAL_JSON, right
+from tests.unit.config.samples import CANAL_JSON, right
 from tidesink.codecs import open_codec
 from tidesink.consumer import EventBatch, EventConsumer, Place
 from tidesink.errors import DecodeError

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.vectors import find_folders
-from tests.unit.flat_avro_cases import LooseRegistry
+from tests.unit.codecs.flat_avro.cases import LooseRegistry
 from tests.vectors import SUBSET
 from tidesink.cli.json_lines import event_json
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec

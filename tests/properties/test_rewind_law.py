@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import topic_after

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
-from tests.surroundings import surroundings
-from tests.unit.config_samples import FLAT_AVRO, right
-from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, STOCK, TABLE, Topic, summary
+from tests.unit.config.samples import FLAT_AVRO, right
+from tests.unit.sinks.batch.test_range_tasks import ID, NAME, NEW, OLD, STOCK, TABLE, Topic, summary
+from tests.worker_contexts import worker_context
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.options import FlatAvroOptions
 from tidesink.events import Column, ColumnType, Message, Row, TableSchema
@@ -94,7 +94,9 @@ class Worker:
     def __init__(self, feed: Feed, folder: str) -> None:
         self._feed = feed
         source = KafkaSource(lambda wanted: iter([feed.fetch(wanted)]))
-        around = surroundings(right(FLAT_AVRO), cast("Any", None), Path(folder), registry=feed.topic.registry)
+        around = worker_context(
+            right(FLAT_AVRO), cast("Any", None), Path(folder), registry=feed.topic.registry
+        )
         schemas = WriterSchemas(
             feed.topic.registry,
             "t",

@@ -16,7 +16,7 @@ from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.reduction_law import reduce
 from tests.spark.decoded import Decoded, decode_here, reduced_here
-from tests.unit.flat_avro_cases import only_change
+from tests.unit.codecs.flat_avro.cases import only_change
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.options import ChecksumMode, FlatAvroOptions
 from tidesink.codecs.row_checksum import checksum_fault

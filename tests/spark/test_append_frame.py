@@ -11,7 +11,7 @@ import pytest
 
 from tests.full import FULL
 from tests.spark.decoded import reduced_here
-from tests.unit.canal_messages import row_bytes
+from tests.unit.codecs.canal_json.messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import account_of

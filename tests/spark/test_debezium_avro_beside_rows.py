@@ -14,8 +14,8 @@ from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import decode_here, reduced_here
-from tests.surroundings import surroundings
-from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.config.samples import FLAT_AVRO, right
+from tests.worker_contexts import worker_context
 from tidesink.codecs import open_codec
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
@@ -109,7 +109,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
     glue = b"\3\0" + bytes(16) + b"payload"
     held = KafkaSource(lambda _: iter([as_records([Message("shop_orders", 0, 0, glue, glue)])]))
-    around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
+    around = replace(worker_context(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
     decoding = open_decoding(DecodingParts.of(around, spark), "shop_orders", TableId("shop", "orders"))
     with pytest.raises(ConfigError, match="have an AWS Glue schema registry header") as refused:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.decoded import decode_here
-from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
+from tests.unit.codecs.debezium.test_source import POSITIONS, WRONG_NUMBERS, block
 from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source, table_of_source
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.codecs.options import DebeziumOptions

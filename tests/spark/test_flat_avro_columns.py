@@ -13,7 +13,7 @@ import pytest
 from tests.full import FULL
 from tests.golden.vectors import find_folders
 from tests.spark.decoded import Decoded, decode_here, reduced_here
-from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
+from tests.unit.codecs.flat_avro.cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
-from tests.surroundings import surroundings
-from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.config.samples import FLAT_AVRO, right
+from tests.worker_contexts import worker_context
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
 from tidesink.sinks.batch.context import RetryPolicy
@@ -48,7 +48,7 @@ def _missed(**counts: Any) -> Missed:
 def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession, tmp_path: Path) -> None:
     registry, heard = Follower(lag=0), Heard()
     one = registry.register(subject(TOPIC, "key"), text_of("id"))
-    around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry, listeners=(heard,))
+    around = worker_context(right(FLAT_AVRO), spark, tmp_path, registry=registry, listeners=(heard,))
     decoding = open_decoding(DecodingParts.of(around, spark), TOPIC, TABLE)
     decoding.prepare(FOUND)
     assert [column.name for column in decoding.columns().shape.columns] == ["id"]
@@ -64,7 +64,7 @@ def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path:
     registry, clock = Follower(lag=0), Clock()
     registry.register(subject(TOPIC, "key"), text_of("id"))
     schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=clock)
-    around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry)
+    around = worker_context(right(FLAT_AVRO), spark, tmp_path, registry=registry)
     decoding = FlatAvroDecoding(DecodingParts.of(around, spark), TOPIC, TABLE, schemas=schemas)
     decoding.prepare(FOUND)
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))

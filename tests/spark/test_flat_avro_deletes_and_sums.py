@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tests.full import FULL
 from tests.spark.decoded import reduced_here
 from tests.spark.test_flat_avro_columns import Topic, table
-from tests.unit.flat_avro_cases import TOPIC, TSO, change
-from tests.unit.test_row_checksum import SUMMED
+from tests.unit.codecs.flat_avro.cases import TOPIC, TSO, change
+from tests.unit.codecs.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import BatchSummary, RowWarning, TopicPartition

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pytest
 
-from tests.surroundings import surroundings
-from tests.unit.canal_messages import row_message
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.codecs.canal_json.messages import row_message
+from tests.unit.config.samples import CANAL_JSON, changed, right
+from tests.worker_contexts import worker_context
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.letters import keep_ddl
@@ -51,7 +51,7 @@ class _Store(SqlStateStore):
 def around(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[WorkerContext, _Store]]:
     config = right(changed(CANAL_JSON, source__enable_tidb_extension=True))
     store = _Store(str(tmp_path / "own.db"))
-    yield replace(surroundings(config, spark, tmp_path), store=store), store
+    yield replace(worker_context(config, spark, tmp_path), store=store), store
     store.close()
 
 

@@ -11,7 +11,7 @@ from tests.history_law import versions_of
 from tests.reduction_law import reduce
 from tests.spark.decoded import reduced_in_spark
 from tests.spark.test_flat_avro_columns import Topic, table
-from tests.unit.flat_avro_cases import change
+from tests.unit.codecs.flat_avro.cases import change
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.sinks.batch.records import EventRules

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.decoded_batches import as_records
 from tests.spark.test_flat_avro_columns import Topic, table
-from tests.unit.flat_avro_cases import change
+from tests.unit.codecs.flat_avro.cases import change
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask

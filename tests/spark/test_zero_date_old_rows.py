@@ -8,7 +8,7 @@ import pytest
 
 from tests.full import FULL
 from tests.spark.decoded import decode_here
-from tests.unit.flat_avro_cases import TOPIC, change
+from tests.unit.codecs.flat_avro.cases import TOPIC, change
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.options import FlatAvroOptions

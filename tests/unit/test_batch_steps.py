@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.memory_target import CAPABILITIES
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import StopFlag

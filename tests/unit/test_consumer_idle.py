@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import TopicPartition
 
-from tests.unit.config_samples import CANAL_JSON, right
+from tests.unit.config.samples import CANAL_JSON, right
 from tidesink.codecs import open_codec
 from tidesink.consumer import ConsumerGroup, EventConsumer
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.columns import ID
-from tests.unit.canal_messages import message_of, row_bytes
+from tests.unit.codecs.canal_json.messages import message_of, row_bytes
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SchemaRefusedError

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.unit.canal_messages import row_message
-from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
+from tests.unit.codecs.canal_json.messages import row_message
+from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.cli.table_schemas import SampledRecords
 from tidesink.config import Config
