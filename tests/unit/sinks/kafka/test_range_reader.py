@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from tests.unit.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
+from tests.unit.sinks.kafka.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
 from tidesink.cli.sources import Start, read_topic
 from tidesink.errors import BrokerUnavailableError, SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits

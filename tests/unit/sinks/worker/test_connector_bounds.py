@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from tests.unit.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
+from tests.unit.sinks.kafka.scripted_consumer import TOPIC, ScriptedConsumer, end, failure, record
 from tidesink.cli.status import cut_lines
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError
 from tidesink.events import TableId
