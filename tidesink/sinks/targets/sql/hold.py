@@ -93,10 +93,12 @@ class SqlHold:
         ``batch``: the epoch of the batch to apply.
 
         Raises:
-            StaleProgressError: another worker claimed the table, or the batch is from another epoch.
+            StaleProgressError: the table is not claimed, another worker claimed it, or the batch is from
+                another epoch.
         """
+        epoch = self.epoch
         entry = self._row(cursor, lock=lock)
-        check_held(entry.hold, (self.epoch,), table=self.place.source, batch=batch)
+        check_held(entry.hold, (epoch,), table=self.place.source, batch=batch)
         return entry
 
     def entry(self) -> SqlEntry | None:
