@@ -274,3 +274,8 @@ def _packed(rows: pa.Table) -> bytes:
 
 def _sequence(sequence: RowSequence) -> dict[str, Any]:
     return sequence._asdict() | {"source": [*sequence.source]}
+
+
+def lenient(batch: ReducedBatch) -> ReducedBatch:
+    """The batch, with NULL for left out values that are not stored."""
+    return replace(batch, how=replace(batch.how, lenient=True))

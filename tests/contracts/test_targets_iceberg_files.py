@@ -295,7 +295,6 @@ def test_batches_that_are_merged(iceberg: Bed) -> None:
             {"payloads": None},
             {"keeps": True, "sequenced": True},
             {"sequenced": True},
-            {"truncates": True},
             {"upserts": 3_000_000},
         )
     ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.columns import ID
-from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, Bed, lenient, progress, row, shape
 from tests.full import needs, quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import (
@@ -24,11 +23,6 @@ from tidesink.sinks.targets.base import (
 pytestmark = [quick_on("memory", "mysql"), needs("rows")]
 
 SHAPE = shape()
-
-
-def _lenient(batch: ReducedBatch) -> ReducedBatch:
-    """The batch, with NULL for left out values that are not stored."""
-    return replace(batch, how=replace(batch.how, lenient=True))
 
 
 @pytest.fixture
@@ -132,11 +126,11 @@ def test_a_truncate_of_an_empty_table_is_progress(bed: Bed) -> None:
 
 def test_a_lenient_batch_writes_null_where_nothing_is_stored(bed: Bed, table: TargetTable) -> None:
     rows = [row(1, None, 10), row(3, None, 30)]
-    result = table.apply(_lenient(bed.batch(SHAPE, rows, kept=("name",))), progress(1, 2))
+    result = table.apply(lenient(bed.batch(SHAPE, rows, kept=("name",))), progress(1, 2))
     assert (result.inserted, result.updated) == (1, 1)
     assert bed.rows() == [row(1, "long", 10), row(2, None, 2), row(3, None, 30)]
     batch = bed.batch(SHAPE, [row(1, None, 11)], kept=("name",), after_delete=True)
-    table.apply(_lenient(batch), progress(1, 3))
+    table.apply(lenient(batch), progress(1, 3))
     assert bed.rows() == [row(1, None, 11), row(2, None, 2), row(3, None, 30)]
 
 
@@ -148,14 +142,14 @@ def test_a_lenient_batch_keeps_nothing_of_a_row_marked_deleted(bed: Bed) -> None
     table.apply(bed.batch(SHAPE, [row(1, "old", 1), row(2, "two", 2)], **soft), progress(epoch, 1))
     table.apply(bed.batch(SHAPE, [], [{"id": 1}], **soft), progress(epoch, 2))
     both = [row(1, None, 3), row(2, None, 3)]
-    table.apply(_lenient(bed.batch(SHAPE, both, kept=("name",), **soft)), progress(epoch, 3))
+    table.apply(lenient(bed.batch(SHAPE, both, kept=("name",), **soft)), progress(epoch, 3))
     assert {r["id"]: (r["name"], r["amount"]) for r in bed.rows()} == {1: (None, 3), 2: ("two", 3)}
 
 
 def test_a_lenient_batch_goes_into_an_empty_table(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
-    table.apply(_lenient(bed.batch(SHAPE, [row(1, None, 1)], kept=("name",))), progress(epoch, 1))
+    table.apply(lenient(bed.batch(SHAPE, [row(1, None, 1)], kept=("name",))), progress(epoch, 1))
     assert bed.rows() == [row(1, None, 1)]
 
 
