@@ -179,6 +179,7 @@ class BatchRun:
         decision = job.decided(self._schema.decision(self._shape()))
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
+        self._check_staged(reduction, decision)
         evolved = self._prepared(progress, decision, reduction.settled)
         with self._steps.step("rejected"):
             rejected = self._rejected(job, reduction, progress)
@@ -195,6 +196,23 @@ class BatchRun:
             left="".join(left[-1:]) if summary.upserts or summary.deletes else None,
         )
         return self._counted(job, reduction, outcome, result, rejected)
+
+    def _check_staged(self, reduction: Reduction, decision: SchemaDecision) -> None:
+        """Check that rows are staged with the columns that the target will have.
+
+        Staged columns are matched by position. Another table's task may have read DDL that changes this
+        table's columns since the job accepted the batch.
+
+        Raises:
+            TransientTargetError: The columns have changed.
+        """
+        rows = reduction.rows
+        if isinstance(rows, Staged) and rows.decision.given != decision.given:
+            raise TransientTargetError(
+                "The table's columns changed while the batch was read. Nothing was committed, and the batch "
+                "is tried again.",
+                table=str(self._services.settings.table),
+            )
 
     def _prepared(self, progress: Progress, decision: SchemaDecision, settled: Settled) -> EvolveResult:
         """Stores the batch's progress, and changes the target's columns (the steps recorded and evolved)."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.memory_target import CAPABILITIES
-from tests.unit.config.samples import FLAT_AVRO, changed, right
+from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.config import TableConfig
 from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -211,6 +211,35 @@ def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:
     job, hold, services = Changes(PLAN, cast("Any", None)), _hold(table), _services(decoding, executor)
     reduction = _reading(job, hold, services).reduced(PLAN, ExitStack())
     assert (executor.sinks, reduction.rows, table.forgotten) == (["sink", None], Packed(), [PART])
+
+
+class _Dropping(_Decoding):
+    """Knows from DDL of another table's task that a column is dropped. The rows were decoded with it."""
+
+    def __init__(self) -> None:
+        super().__init__(ID, OTHER)
+        self.dropped: tuple[Column, ...] = ()
+
+    def reported(self) -> SourceColumns:
+        return SourceColumns(TableSchema(T, (ID,)), dropped_columns=self.dropped)
+
+
+def test_rows_staged_before_a_column_was_dropped_are_not_applied() -> None:
+    """The DDL is read after the batch was accepted, while the log is asked whether it has earlier records.
+
+    The target matches staged columns by position. With one column less, values would be in other columns.
+    """
+    table, decoding = _StagingTable(("id", "other")), _Dropping()
+
+    def dropped(*_last: object) -> bool:
+        decoding.dropped = (OTHER,)
+        return True
+
+    settings = right(changed(CANAL_JSON, defaults__schema_changes={"drop": "apply"})).table_config(T)
+    services, plan = _services(decoding, _Staged(), settings=settings), replace(PLAN, follows=dropped)
+    with pytest.raises(TransientTargetError, match="columns changed while the batch was read"):
+        run_batch(Changes(plan, cast("Any", None)), _hold(table), services)
+    assert table.forgotten == [PART]
 
 
 def test_the_decision_on_the_columns_is_made_once() -> None:
