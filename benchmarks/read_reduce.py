@@ -39,7 +39,7 @@ def ours(settings: dict[str, Any]) -> float:
     ranges = tuple(FetchRange(topic, n, at.earliest, at.latest) for n, at in found.partitions.items())
     reduced = reduced_ranges(spark, RangeTask(ranges, plan), KafkaSource(KafkaFetch(properties)))
     seconds = time.perf_counter() - started
-    assert reduced.summary.read == settings["events"]
+    assert reduced.summary.counts.read == settings["events"]
     spark.stop()
     return seconds
 

@@ -72,10 +72,10 @@ def test_a_folded_log_is_the_table_at_the_source(seed: int, *, whole: bool) -> N
 def batch_of(stream: list[Message]) -> ReducedBatch:
     plan = canal_json_plan(SCHEMA, PlanSettings(logs=True))
     found = reduced_here(plan, stream)
-    summary = found.summary
-    assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)
+    counts = found.summary.counts
+    assert (counts.read, counts.applied, counts.deletes) == (len(stream), len(stream), 0)
     rows = [ReducedRow("upsert", row["key"], row["after"]) for row in found.to_apply]
-    batch = ReducedBatch(log_shape(plan.shape), summary.upserts, 0, rows=rows)
+    batch = ReducedBatch(log_shape(plan.shape), counts.upserts, 0, rows=rows)
     return replace(batch, how=ApplyOptions(mode="append"))
 
 

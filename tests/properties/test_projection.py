@@ -161,8 +161,9 @@ def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     for start, end in pairwise(edges):
         reduced = _reduced(spark, projection, events[start:end], start)
         unmatched = [event for event in events[start:end] if event.row is not None and not matches(event.row)]
-        assert reduced.summary.unmatched == len(unmatched)
-        assert reduced.summary.read == reduced.summary.applied + reduced.summary.superseded == end - start
+        counts = reduced.summary.counts
+        assert counts.unmatched == len(unmatched)
+        assert counts.read == counts.applied + counts.superseded == end - start
         state = applied(reduced.frame, state)
     assert state == expected(events)
 
@@ -235,7 +236,7 @@ def test_a_row_that_the_filter_fails_on_is_bad_and_the_others_are_not(spark: Spa
     bad = [row["_detail"] for row in rest if row["_op"] == BAD]
     assert [one["error"] for one in bad] == [FilterError.__name__] * 2
     assert "10 / n > 4" in bad[0]["reason"]
-    assert (found.summary.bad, found.summary.unmatched) == (2, 0)
+    assert (found.summary.counts.bad, found.summary.counts.unmatched) == (2, 0)
 
 
 def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession) -> None:

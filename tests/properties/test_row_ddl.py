@@ -174,10 +174,11 @@ class World:
                 for batch in unpack([payload.select(["payload", "error"])]):
                     self._take(batch.to_pylist())
         assert not any(head["error"] for head in heads)
-        summary = joined_summaries([pickle.loads(h["summary"]) for h in heads if h["summary"]])  # noqa: S301
-        assert summary.messages == sum(end - start for start, end in ranges)
-        assert summary.read == summary.applied + summary.superseded + summary.filtered
-        self.superseded += summary.superseded
+        summaries = [pickle.loads(head["summary"]) for head in heads if head["summary"]]  # noqa: S301
+        counts = joined_summaries(summaries).counts
+        assert counts.messages == sum(end - start for start, end in ranges)
+        assert counts.read == counts.applied + counts.superseded + counts.filtered
+        self.superseded += counts.superseded
 
     def _take(self, rows: list[dict[str, Any]]) -> None:
         for row in (one for one in rows if one["key"] is not None):

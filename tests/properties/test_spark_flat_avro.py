@@ -247,11 +247,11 @@ def _check_reduced(plan: DecodePlan, messages: list[Message], events: list[Chang
     except MixedPartitionsError:
         return
     reduced = reduced_here(plan, messages)
-    summary = reduced.summary
-    assert (summary.upserts, summary.deletes) == (len(law.upserts), len(law.deletes))
-    assert (summary.superseded, summary.split_halves) == (law.superseded, law.split_halves)
-    assert summary.read == summary.messages == len(events)
-    assert summary.read == summary.applied + summary.superseded + summary.filtered + summary.bad
+    counts = reduced.summary.counts
+    assert (counts.upserts, counts.deletes) == (len(law.upserts), len(law.deletes))
+    assert (counts.superseded, counts.split_halves) == (law.superseded, law.split_halves)
+    assert counts.read == counts.messages == len(events)
+    assert counts.read == counts.applied + counts.superseded + counts.filtered + counts.bad
     stays = {kept.position.offset: kept.row is None for kept in law.rows.values() if not kept.half}
     found = [(row["_offset"], row["_op"] == "delete") for row in reduced.to_apply if not row["_half"]]
     assert dict(found) == stays

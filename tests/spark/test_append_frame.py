@@ -87,14 +87,15 @@ def test_each_image_of_each_event_is_a_row() -> None:
         (3, 3, 0, "delete", 40, None, 2, None, day, 5),
         (3, 4, 0, "delete", 40, '["v","d","n"]', 9, None, None, None),
     ]
-    assert (summary.read, summary.upserts, summary.split_halves, summary.filtered) == (8, 7, 2, 1)
+    counts = summary.counts
+    assert (counts.read, counts.upserts, counts.split_halves, counts.filtered) == (8, 7, 2, 1)
     assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "ValueOutOfRangeError")]
-    assert summary.bad == 2
-    account = account_of(summary, kafka_records=8, applied_rows=7, rejected=2)
+    assert counts.bad == 2
+    account = account_of(counts, kafka_records=8, applied_rows=7, rejected=2)
     account.check(table="t")
     assert (account.read, account.applied, account.without_row, account.dead_lettered) == (8, 5, 1, 2)
     with pytest.raises(Exception, match="1 events are missing"):
-        account_of(summary, kafka_records=8, applied_rows=6, rejected=2).check(table="t")
+        account_of(counts, kafka_records=8, applied_rows=6, rejected=2).check(table="t")
 
 
 def row_day() -> Any:
@@ -121,7 +122,7 @@ def test_a_table_without_a_key_has_all_its_rows() -> None:
         (POSTIMAGE, "a", 6),
         ("delete", "a", 5),
     ]
-    assert (summary.read, summary.applied, summary.mixed_keys) == (4, 4, ())
+    assert (summary.counts.read, summary.counts.applied, summary.mixed_keys) == (4, 4, ())
 
 
 @FULL

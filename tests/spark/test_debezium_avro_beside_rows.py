@@ -68,7 +68,8 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
     assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
     summary = reduced_here(plan, messages).summary
     assert summary.places[TopicPartition("t", 0)].watermark == max(moment for moment in signed if moment)
-    assert (summary.filtered, summary.upserts, summary.bad) == (len(watermarks), 1, 0)
+    counts = summary.counts
+    assert (counts.filtered, counts.upserts, counts.bad) == (len(watermarks), 1, 0)
 
 
 def test_a_watermarks_schema_may_come_beside_any_tables_own(vectors: Path) -> None:

@@ -273,9 +273,10 @@ def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSessio
     assert [row.kind for row in rows] == ["upsert", "unplanned", "unplanned", "bad"]
     assert rows[3].error == "SchemaMismatchError"
     summary = reduced_here(plan, topic.messages).summary
-    assert 77 in summary.unplanned_value_ids
-    assert 78 in summary.unplanned_key_ids
-    assert (summary.read, summary.unplanned, summary.bad, summary.upserts) == (4, 2, 1, 1)
+    counts = summary.counts
+    assert 77 in summary.unplanned.value_ids
+    assert 78 in summary.unplanned.key_ids
+    assert (counts.read, counts.unplanned, counts.bad, counts.upserts) == (4, 2, 1, 1)
 
 
 @FULL
@@ -292,8 +293,9 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     topic.send(change(Op.DELETE, None, before={"id": 2, "v": 0}, schema=schema))
     plan = topic.plan()
     rows, summary = reduced_here(plan, topic.messages)
-    assert (summary.read, summary.messages, summary.filtered, summary.bad) == (9, 9, 3, 2)
-    assert (summary.upserts, summary.deletes, summary.superseded, summary.applied) == (1, 1, 2, 2)
+    counts = summary.counts
+    assert (counts.read, counts.messages, counts.filtered, counts.bad) == (9, 9, 3, 2)
+    assert (counts.upserts, counts.deletes, counts.superseded, counts.applied) == (1, 1, 2, 2)
     assert summary.places[TopicPartition(TOPIC, 0)].watermark == 600
     assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "FramingError")]
     bad = [row for row in rows if row["_op"] == "bad"]

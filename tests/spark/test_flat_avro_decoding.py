@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
 from tests.unit.config.samples import FLAT_AVRO, right
@@ -11,7 +11,7 @@ from tests.worker_contexts import worker_context
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
 from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, EventCounts, UnplannedSchemas
 from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
@@ -41,8 +41,9 @@ class Heard:
         self.events.append(event)
 
 
-def _missed(**counts: Any) -> Missed:
-    return Missed(BatchSummary(**counts), (), FOUND)
+def _missed(counts: EventCounts | None = None, unplanned: UnplannedSchemas | None = None) -> Missed:
+    summary = BatchSummary(counts or EventCounts(), unplanned=unplanned or UnplannedSchemas())
+    return Missed(summary, (), FOUND)
 
 
 def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession, tmp_path: Path) -> None:
@@ -54,10 +55,10 @@ def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession
     assert [column.name for column in decoding.columns().shape.columns] == ["id"]
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
     registry.lag = len(registry.asked) + 1
-    assert decoding.learn(_missed(unplanned=1, unplanned_value_ids=(two,)))
+    assert decoding.learn(_missed(EventCounts(unplanned=1), UnplannedSchemas(value_ids=(two,))))
     assert [column.name for column in decoding.columns().shape.columns] == ["id", "name"]
     assert [type(event) for event in heard.events] == [StepRetried]
-    assert not decoding.learn(_missed(bad=1, unplanned_key_ids=(one,)))
+    assert not decoding.learn(_missed(EventCounts(bad=1), UnplannedSchemas(key_ids=(one,))))
 
 
 def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -69,9 +70,9 @@ def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path:
     decoding.prepare(FOUND)
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
     registry.lag = 10_000
-    assert decoding.learn(_missed(unplanned=1, unplanned_value_ids=(two,)))
-    assert not decoding.learn(_missed(bad=1))
+    assert decoding.learn(_missed(EventCounts(unplanned=1), UnplannedSchemas(value_ids=(two,))))
+    assert not decoding.learn(_missed(EventCounts(bad=1)))
     registry.lag, clock.now = 0, ASK_AGAIN_SECONDS
     assert not decoding.learn(_missed())
-    assert decoding.learn(_missed(bad=1))
+    assert decoding.learn(_missed(EventCounts(bad=1)))
     assert [column.name for column in decoding.columns().shape.columns] == ["id", "name"]

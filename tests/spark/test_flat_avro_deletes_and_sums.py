@@ -11,7 +11,7 @@ from tests.unit.codecs.flat_avro.cases import TOPIC, TSO, change
 from tests.unit.codecs.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
-from tidesink.sinks.batch.counts import BatchSummary, RowWarning, TopicPartition
+from tidesink.sinks.batch.counts import EventCounts, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import lacks_checksums
 
@@ -24,8 +24,9 @@ MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "av
 SCHEMA = table("v int")
 
 
-def _summary(topic: Topic, plan: DecodePlan) -> BatchSummary:
-    return reduced_here(plan, topic.messages).summary
+def _found(topic: Topic, plan: DecodePlan) -> tuple[EventCounts, RowFindings]:
+    summary = reduced_here(plan, topic.messages).summary
+    return summary.counts, summary.findings
 
 
 def test_a_marker_deletes_the_row_its_key_names(spark: SparkSession) -> None:
@@ -68,8 +69,8 @@ def _mixed(**options: Any) -> Topic:
 
 def test_a_wrong_sum_is_no_matter_where_nobody_asks(spark: SparkSession) -> None:
     topic = _mixed()
-    summary = _summary(topic, topic.plan())
-    assert (summary.upserts, summary.bad, summary.warned, summary.first_warnings) == (4, 0, 0, ())
+    counts, findings = _found(topic, topic.plan())
+    assert (counts.upserts, counts.bad, findings.warned, findings.first_warnings) == (4, 0, 0, ())
 
 
 def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> None:
@@ -79,10 +80,10 @@ def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> No
     rows = topic.rows(plan)
     assert [row.kind for row in rows] == ["upsert"] * 5
     assert [row.reason is not None for row in rows] == [False, True, True, False, True]
-    summary = _summary(topic, plan)
+    counts, findings = _found(topic, plan)
     # The third row was superseded by one without a sum.
-    assert (summary.upserts, summary.superseded, summary.bad, summary.warned) == (4, 1, 0, 2)
-    assert summary.first_warnings == (RowWarning(TopicPartition(TOPIC, 0), 1, str(rows[1].reason)),)
+    assert (counts.upserts, counts.superseded, counts.bad, findings.warned) == (4, 1, 0, 2)
+    assert findings.first_warnings == (RowWarning(TopicPartition(TOPIC, 0), 1, str(rows[1].reason)),)
     assert "TiCDC wrote '77'" in str(rows[1].reason)
 
 
@@ -99,8 +100,8 @@ def test_a_key_change_is_doubted_once(spark: SparkSession) -> None:
     topic = Topic(**SUMMED, producer="new", avro_include_before_value=True)
     old, new = {"id": 1, "v": 1}, {"id": 2, "v": 1}
     topic.send(change(Op.UPDATE, new, before=old, schema=SCHEMA, extension={CHECKSUM: "77"}))
-    summary = _summary(topic, topic.plan(checksum="warn"))
-    assert (summary.upserts, summary.deletes, summary.split_halves, summary.warned) == (1, 1, 1, 1)
+    counts, findings = _found(topic, topic.plan(checksum="warn"))
+    assert (counts.upserts, counts.deletes, counts.split_halves, findings.warned) == (1, 1, 1, 1)
 
 
 def test_a_plan_whose_schemas_have_no_checksum_says_so(spark: SparkSession) -> None:

@@ -165,8 +165,8 @@ def test_a_table_without_a_key_has_every_event(
     found = reduced_here(plan, messages)
     codec = codec_of(capture)
     events = [event for one in messages for event in codec.decode(one) if isinstance(event, ChangeEvent)]
-    summary = found.summary
-    assert (summary.bad, summary.unplanned, summary.applied) == (0, 0, len(events))
+    counts = found.summary.counts
+    assert (counts.bad, counts.unplanned, counts.applied) == (0, 0, len(events))
     logged = [one["after"] for one in found.to_apply]
     words = Counter(one[OP] for one in logged)
     counted = Counter(event.op for event in events)

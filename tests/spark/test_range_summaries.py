@@ -54,15 +54,15 @@ def test_the_tasks_count_and_keep_what_the_law_does(spark: SparkSession, rules: 
     found = reduced_in_spark(spark, topic.plan(), topic.messages, rules)
     events = [event for message in topic.messages for event in _events(topic, message)]
     assert found.read.records == len(topic.messages)
-    summary, law = found.summary, _law(events, rules)
-    assert (summary.read, summary.messages, summary.unplanned) == (*[len(topic.messages)] * 2, 1)
-    assert (summary.bad, summary.watermarks, summary.filtered) == (1, 1, 1)
-    assert (summary.superseded, summary.split_halves) == (law.superseded, law.halves)
+    counts, law = found.summary.counts, _law(events, rules)
+    assert (counts.read, counts.messages, counts.unplanned) == (*[len(topic.messages)] * 2, 1)
+    assert (counts.bad, counts.watermarks, counts.filtered) == (1, 1, 1)
+    assert (counts.superseded, counts.split_halves) == (law.superseded, law.halves)
     rows = rows_to_apply(found.frame).collect()
     assert {(row["key"]["id"], row["_commit_ts"], row["_op"] == "delete") for row in rows} == law.rows
     assert len(rows) == len(law.rows)
-    assert summary.zero_dates == {"day": sum(bool(row["_zero_dates"]) for row in rows)}
-    assert (summary.upserts, summary.deletes) == tuple(
+    assert found.summary.findings.zero_dates == {"day": sum(bool(row["_zero_dates"]) for row in rows)}
+    assert (counts.upserts, counts.deletes) == tuple(
         sum(row["_op"] == op for row in rows) for op in ("upsert", "delete")
     )
     release_stored(found.stored)

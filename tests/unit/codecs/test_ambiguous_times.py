@@ -214,7 +214,7 @@ def test_tasks_count_what_the_policy_chose(logs: bool) -> None:
     )
     messages = [Message("t", 0, at, None, value) for at, value in enumerate(values)]
     rows, payloads = run(RangeTask((WANTED,), plan), [as_records(messages)])
-    assert summary(payloads).ambiguous_times == {"made": 2, "paid": 1}
+    assert summary(payloads).findings.ambiguous_times == {"made": 2, "paid": 1}
     made = [row["after"]["made"] for row in sorted(rows, key=lambda row: row["_offset"])]
     assert made == [SECOND, SECOND, SECOND + timedelta(hours=1)]
 
@@ -235,7 +235,7 @@ def test_tasks_take_what_the_checksum_says(summed: bool, chosen: dict[str, int])
     )
     (written,), payloads = run(RangeTask((WANTED,), plan), [as_records([message])])
     assert written["after"]["made"] == (SECOND if summed else FIRST)
-    assert summary(payloads).ambiguous_times == chosen
+    assert summary(payloads).findings.ambiguous_times == chosen
 
 
 def test_a_config_says_the_policy_for_all_tables_or_one() -> None:

@@ -23,7 +23,14 @@ from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, UnplannedRecord
+from tidesink.sinks.batch.counts import (
+    BadRecord,
+    BatchSummary,
+    EventCounts,
+    TopicPartition,
+    UnplannedRecord,
+    UnplannedSchemas,
+)
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
     RegisteredSchemas,
@@ -228,7 +235,8 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
     decoding.prepare(found)
     assert not decoding.columns().decoder.uses_headers
     odd = UnplannedRecord(TopicPartition("shop_orders", 0), 0)
-    met = BatchSummary(unplanned=1, unplanned_value_ids=(0x02020206,), unplanned_records=(odd,))
+    unplanned = UnplannedSchemas(value_ids=(0x02020206,), records=(odd,))
+    met = BatchSummary(EventCounts(unplanned=1), unplanned=unplanned)
     assert decoding.learn(Missed(met, (OffsetRange("shop_orders", 0, 0, 1),), found))
     plan = decoding.columns()
     assert plan.decoder.uses_headers
@@ -272,13 +280,15 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
             BadRecord(TopicPartition("shop_orders", partition), offset, "DecodeError", "odd", schema_id)
             for partition, offset, schema_id in records
         )
-        assert not decoding.learn(Missed(BatchSummary(bad=len(bad), bad_records=bad), ranges, found))
+        summary_of_bad = BatchSummary(EventCounts(bad=len(bad)), bad_records=bad)
+        assert not decoding.learn(Missed(summary_of_bad, ranges, found))
     assert asked == [(1, 9, 10), (0, 310, 311)]
     asked.clear()
     new = UnplannedRecord(TopicPartition("shop_orders", 0), 330)
     text = json.loads(registry.schema_by_id(known))
     later = registry.register("shop_orders-value", json.dumps({**text, "doc": "later"}))
-    met = BatchSummary(unplanned=1, unplanned_value_ids=(later,), unplanned_records=(new,))
+    unplanned = UnplannedSchemas(value_ids=(later,), records=(new,))
+    met = BatchSummary(EventCounts(unplanned=1), unplanned=unplanned)
     assert decoding.learn(Missed(met, ranges, found))
     assert asked == [(0, 330, 331)]
 

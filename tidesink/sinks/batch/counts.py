@@ -10,7 +10,7 @@ numbers share no code, so a fault in one of them breaks the equation:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,24 +20,6 @@ from tidesink.sinks.state.progress import LastRecord, Progress
 if TYPE_CHECKING:
     # This import loads Arrow, and the command line starts without it.
     from tidesink.sinks.batch.schema_rows import RowSpan
-
-# The counters of ``BatchSummary``: for a whole batch, each is the sum over its topic-partitions.
-SUMS: Final = (
-    "messages",
-    "read",
-    "upserts",
-    "deletes",
-    "split_halves",
-    "superseded",
-    "filtered",
-    "ddl",
-    "watermarks",
-    "bad",
-    "unplanned",
-    "warned",
-    "omitted",
-    "unmatched",
-)
 
 
 class TopicPartition(NamedTuple):
@@ -119,34 +101,26 @@ class Truncate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BatchSummary:
+class EventCounts:
     """The counts of one batch after its changes were reduced to one row per key.
 
     Counts are in events unless stated otherwise. Two equations hold: ``read = row_events + filtered + bad +
     unplanned`` and ``row_events = upserts + deletes - split_halves + superseded``. A change of a primary key
     is one event, but two rows to apply: a delete of the old key and an upsert of the new key.
 
-    Counters:
-
-    - ``messages``: Kafka records, to be compared with the number of fetched records.
-    - ``upserts``, ``deletes``: rows to apply.
-    - ``split_halves``: deletes of old keys. Their events are counted with the upserts of the new keys.
-    - ``filtered``: events that change no row, among them ``ddl`` and ``watermarks``.
-    - ``bad``: events that cannot be decoded or applied.
-    - ``unplanned``: events with a schema or a column that the decode plan does not contain.
-    - ``unmatched``: row events, applied or superseded, whose row does not match the table's filter.
-    - ``warned``: rows to apply with a warning: their checksum does not match, or a key column of a delete
-      may not have been sent.
-    - ``omitted``: rows to apply without some values, so that the target keeps its stored values.
-
-    Other members:
-
-    - ``min_commit_ts``: the smallest commit_ts of the rows to apply.
-    - ``max_commit_ts``: the greatest commit_ts of all row events.
-    - ``key_range``: the smallest and the greatest value of the first key column in the rows to apply.
-    - ``zero_dates``: by column, the number of impossible dates that were set to null in the rows to apply.
-    - ``ambiguous_times``: by column, the number of local times in the rows to apply that occur twice, because
-      clocks were set back. The table's policy chose one of the two.
+    Attributes:
+        messages: Kafka records, to be compared with the number of fetched records.
+        read: All events.
+        upserts: Rows to write.
+        deletes: Rows to delete.
+        split_halves: Deletes of old keys. Their events are counted with the upserts of the new keys.
+        superseded: Row events that were replaced by a newer event of their key.
+        filtered: Events that change no row, among them ``ddl`` and ``watermarks``.
+        ddl: DDL events.
+        watermarks: Watermarks.
+        bad: Events that cannot be decoded or applied.
+        unplanned: Events with a schema or a column that the decode plan does not contain.
+        unmatched: Row events, applied or superseded, whose row does not match the table's filter.
     """
 
     messages: int = 0
@@ -160,32 +134,7 @@ class BatchSummary:
     watermarks: int = 0
     bad: int = 0
     unplanned: int = 0
-    warned: int = 0
-    omitted: int = 0
     unmatched: int = 0
-    max_commit_ts: int | None = None
-    min_commit_ts: int | None = None
-    key_range: tuple[object, object] | None = None
-    places: Mapping[TopicPartition, PartitionSummary] = field(default_factory=dict)
-    zero_dates: Mapping[str, int] = field(default_factory=dict)
-    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
-    bad_records: tuple[BadRecord, ...] = ()
-    first_warnings: tuple[RowWarning, ...] = ()
-    truncates: tuple[Truncate, ...] = ()
-    unplanned_key_ids: tuple[int, ...] = ()
-    unplanned_value_ids: tuple[int, ...] = ()
-    unplanned_columns: tuple[str, ...] = ()
-    unplanned_records: tuple[UnplannedRecord, ...] = ()
-    mixed_keys: tuple[str, ...] = ()
-
-    @property
-    def is_to_learn(self) -> bool:
-        """True if the driver must check, after the batch, whether the decode plan fits the batch's records.
-
-        It must do so if some records are bad, if some have a schema or a column that the plan does not
-        contain, or if the summary lists the writer schemas of the rows.
-        """
-        return bool(self.unplanned or self.bad) or any(summary.writers for summary in self.places.values())
 
     @property
     def rows(self) -> int:
@@ -196,6 +145,101 @@ class BatchSummary:
     def applied(self) -> int:
         """The number of row events whose change is part of the rows to apply."""
         return self.rows - self.split_halves
+
+    @classmethod
+    def sum_of(cls, several: Sequence[EventCounts]) -> EventCounts:
+        """Returns the sums of several counts."""
+        return cls(**{name: sum(getattr(one, name) for one in several) for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class RowFindings:
+    """What the status and the log report about the rows to apply.
+
+    Attributes:
+        warned: The number of rows with a warning: their checksum does not match, or a key column of a delete
+            may not have been sent.
+        first_warnings: The first such row in each topic-partition.
+        zero_dates: By column, the number of impossible dates that were set to null.
+        ambiguous_times: By column, the number of local times that occur twice, because clocks were set back.
+            The table's policy chose one of the two.
+    """
+
+    warned: int = 0
+    first_warnings: tuple[RowWarning, ...] = ()
+    zero_dates: Mapping[str, int] = field(default_factory=dict)
+    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What a target must know about the rows to apply.
+
+    Attributes:
+        omitted: The number of rows without some values, so that the target keeps its stored values.
+        min_commit_ts: The smallest commit_ts of the rows, or None.
+        key_range: The smallest and the greatest value of the first key column, or None.
+    """
+
+    omitted: int = 0
+    min_commit_ts: int | None = None
+    key_range: tuple[object, object] | None = None
+
+
+@dataclass(frozen=True)
+class UnplannedSchemas:
+    """The schemas and columns of the batch's records that the decode plan does not contain.
+
+    Attributes:
+        key_ids: Registry ids of the keys' schemas.
+        value_ids: Registry ids of the values' schemas.
+        columns: Descriptions of columns.
+        records: The first record with such a schema in each topic-partition.
+    """
+
+    key_ids: tuple[int, ...] = ()
+    value_ids: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
+    records: tuple[UnplannedRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """What the tasks report to the driver about the records of one batch, or of one of its ranges.
+
+    Tasks send it to the driver by pickle. It is not stored.
+
+    Attributes:
+        counts: The counts of the events.
+        findings: Warnings and odd values in the rows to apply, for the status and the log.
+        row_facts: What the target must know about the rows to apply.
+        unplanned: The schemas and columns that the decode plan does not contain.
+        places: The counts and positions in each topic-partition.
+        max_commit_ts: The greatest commit_ts of all row events, or None.
+        bad_records: The first bad record of each topic-partition.
+        truncates: The first truncate of each topic-partition.
+        mixed_keys: Some keys that are in several topic-partitions, as JSON. Empty if this is allowed.
+    """
+
+    counts: EventCounts = field(default_factory=EventCounts)
+    findings: RowFindings = field(default_factory=RowFindings)
+    row_facts: RowFacts = field(default_factory=RowFacts)
+    unplanned: UnplannedSchemas = field(default_factory=UnplannedSchemas)
+    places: Mapping[TopicPartition, PartitionSummary] = field(default_factory=dict)
+    max_commit_ts: int | None = None
+    bad_records: tuple[BadRecord, ...] = ()
+    truncates: tuple[Truncate, ...] = ()
+    mixed_keys: tuple[str, ...] = ()
+
+    @property
+    def is_to_learn(self) -> bool:
+        """True if the driver must check, after the batch, whether the decode plan fits the batch's records.
+
+        It must do so if some records are bad, if some have a schema or a column that the plan does not
+        contain, or if the summary lists the writer schemas of the rows.
+        """
+        unfit = self.counts.unplanned or self.counts.bad
+        return bool(unfit) or any(summary.writers for summary in self.places.values())
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -300,7 +344,7 @@ class Account:
 
 
 def account_of(
-    summary: BatchSummary,
+    counts: EventCounts,
     *,
     kafka_records: int,
     applied_rows: int,
@@ -311,25 +355,25 @@ def account_of(
     """Returns the account of one batch.
 
     Args:
-        summary: The counts of the tasks.
+        counts: The counts of the tasks.
         kafka_records: The number of records that Kafka returned. A record may hold several events. Its events
-            after the first are added from the summary.
+            after the first are added from ``counts``.
         applied_rows: The number of rows that the target reports as written or deleted. A change of a primary
             key is two rows and one event.
         rejected: The number of bad events whose dead letters Kafka acknowledged.
         stale_rows: The number of rows that were not applied because the target had newer ones.
         row_by_row: The number of records that were decoded one at a time.
     """
-    applied = applied_rows - summary.split_halves
+    applied = applied_rows - counts.split_halves
     # If the target had newer rows for both keys of a key change, two rows are stale, but they are one event.
     stale = stale_rows + min(applied, 0)
     return Account(
-        read=kafka_records + summary.read - summary.messages,
+        read=kafka_records + counts.read - counts.messages,
         applied=max(applied, 0),
-        superseded=summary.superseded + stale,
-        without_row=summary.filtered,
+        superseded=counts.superseded + stale,
+        without_row=counts.filtered,
         dead_lettered=rejected,
-        filtered_out=summary.unmatched,
+        filtered_out=counts.unmatched,
         row_by_row=row_by_row,
     )
 
@@ -369,10 +413,10 @@ class Filtered:
         return cls(**counts, last_ddl=details.get("last_ddl"))
 
 
-def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
+def filtered_of(counts: EventCounts, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
     """Returns how many events of one batch change no row: DDL events, watermarks and other messages."""
-    others = summary.filtered - summary.ddl - summary.watermarks
-    return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
+    others = counts.filtered - counts.ddl - counts.watermarks
+    return Filtered(counts.ddl, counts.watermarks, others, last_ddl)
 
 
 def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[str, Any]:

@@ -38,7 +38,7 @@ TypesFrom = Literal["definition", "ddl", "avro", "records", "database", "rows", 
 class Missed(NamedTuple):
     """A batch that could not be decoded completely, because the decode plan lacked schemas or columns.
 
-    ``summary``: the counts of the batch, with the missing ids and columns. ``ranges``: the ranges of offsets
+    ``summary``: the batch's summary, with the missing ids and columns. ``ranges``: the ranges of offsets
     in the batch. ``found``: the topic's offsets and id when these ranges were chosen.
     """
 

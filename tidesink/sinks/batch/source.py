@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.batch import messages
 from tidesink.errors import ContextValue
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import BatchSummary, RowWarning, TopicPartition
+from tidesink.sinks.batch.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.record_frames import (
     ANSWER_DDL,
@@ -210,7 +210,7 @@ class RangeFrame:
         stored: The frame of the tasks' result rows, which Spark stores.
         heads: The result rows without their payloads: counts, hashes of keys, and errors.
         read: The amounts of data that were read from Kafka.
-        summary: The counts of the batch.
+        summary: What the tasks report about the batch's records.
         over_ranges: The reduced rows of all ranges together, if a key was in several ranges. Else None.
         staged: What the tasks report about rows that they wrote to the target for a later commit (staged
             rows). None if the rows are in the frame.
@@ -415,20 +415,28 @@ def _last_of_all(
         F.count_if("_half").alias("split_halves"),
     ).collect()[0]
     applied = counts["upserts"] + counts["deletes"] - counts["split_halves"]
+    superseded = summary.counts.superseded + summary.counts.applied - applied
     counted = replace(
         summary,
-        **counts.asDict(),
-        superseded=summary.superseded + summary.applied - applied,
-        zero_dates=_marked(rows, "_zero_dates", summary.zero_dates),
-        ambiguous_times=_marked(rows, "_ambiguous_times", summary.ambiguous_times),
-        **_first_warnings(rows, summary),
+        counts=replace(summary.counts, **counts.asDict(), superseded=superseded),
+        findings=_findings(rows, summary.findings),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
 
 
-def _first_warnings(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
-    if not of_ranges.warned:
-        return {}
+def _findings(rows: DataFrame, of_ranges: RowFindings) -> RowFindings:
+    """Returns the findings about the kept rows. ``of_ranges``: those about the rows of all ranges."""
+    warned, first_warnings = _warnings(rows) if of_ranges.warned else (0, ())
+    return RowFindings(
+        warned,
+        first_warnings,
+        _marked(rows, "_zero_dates", of_ranges.zero_dates),
+        _marked(rows, "_ambiguous_times", of_ranges.ambiguous_times),
+    )
+
+
+def _warnings(rows: DataFrame) -> tuple[int, tuple[RowWarning, ...]]:
+    """Returns the number of rows with a warning, and the first of them in each topic-partition."""
     reason = F.col("_detail").getField("reason")
     warned = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
     first = F.min(F.struct(F.col("_offset").alias("offset"), reason.alias("reason"))).alias("first")
@@ -436,7 +444,7 @@ def _first_warnings(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
     first_warnings = (
         RowWarning(TopicPartition(row["_topic"], row["_partition"]), *row["first"]) for row in found
     )
-    return {"warned": sum(row["count"] for row in found), "first_warnings": tuple(first_warnings)}
+    return sum(row["count"] for row in found), tuple(first_warnings)
 
 
 def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[str, int]:

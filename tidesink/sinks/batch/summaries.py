@@ -1,4 +1,4 @@
-"""Batch summaries: a task counts each of its ranges, and the driver joins the counts of all ranges."""
+"""Batch summaries: a task summarizes each of its ranges, and the driver joins the summaries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import (
-    SUMS,
     BadRecord,
     BatchSummary,
+    EventCounts,
     PartitionSummary,
+    RowFacts,
+    RowFindings,
     RowWarning,
     TopicPartition,
     Truncate,
     UnplannedRecord,
+    UnplannedSchemas,
     distinct,
     greatest,
     least,
@@ -52,7 +55,7 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """Returns the counts of the records in one range of offsets.
+    """Returns the summary of the records in one range of offsets.
 
     Args:
         topic_partition: The topic-partition.
@@ -65,18 +68,88 @@ def range_summary(
             ``max_commit_ts`` is None.
     """
     others = decoded.others
-    events = Counter(record.kind for record in (*others, *truncates))
-    silent = sum(batch.num_rows for batch in decoded.silent)
     watermarks = [record.commit_ts for record in others if record.kind == WATERMARK]
     moments = [_extreme(table, "max", "commit_ts") for table in _moments(decoded.tables, apart=truncates)]
+    last = greatest(moments) if dated else None
+    counts = _event_counts(decoded, truncates, reduction)
+    return BatchSummary(
+        counts,
+        _findings(topic_partition, rows, shape),
+        RowFacts(
+            omitted=sum(_given(table, "_kept") for table in rows),
+            min_commit_ts=least([_extreme(table, "min", "_commit_ts") for table in rows]),
+            key_range=_key_range(rows, shape),
+        ),
+        _unplanned(topic_partition, others),
+        places={
+            topic_partition: PartitionSummary(
+                counts.messages,
+                _max_offset(decoded),
+                last,
+                greatest(watermarks),
+                decoded.waits,
+                decoded.passed,
+                _spans(decoded.tables),
+                decoded.last,
+            )
+        },
+        max_commit_ts=last,
+        bad_records=_first(topic_partition, others),
+        truncates=tuple(Truncate(topic_partition, truncate.offset) for truncate in truncates[:1]),
+    )
+
+
+def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
+    """Returns the summary of a batch from the summaries of its ranges, which have different
+    topic-partitions.
+    """
+    findings = [summary.findings for summary in summaries]
+    facts = [summary.row_facts for summary in summaries]
+    unplanned = [summary.unplanned for summary in summaries]
+    ranges = [fact.key_range for fact in facts if fact.key_range is not None]
+    lows, highs = ([key_range[end] for key_range in ranges] for end in (0, 1))
+    return BatchSummary(
+        EventCounts.sum_of([summary.counts for summary in summaries]),
+        RowFindings(
+            warned=sum(finding.warned for finding in findings),
+            first_warnings=tuple(warning for finding in findings for warning in finding.first_warnings),
+            zero_dates=_counted(finding.zero_dates for finding in findings),
+            ambiguous_times=_counted(finding.ambiguous_times for finding in findings),
+        ),
+        RowFacts(
+            omitted=sum(fact.omitted for fact in facts),
+            min_commit_ts=least([fact.min_commit_ts for fact in facts]),
+            key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
+        ),
+        UnplannedSchemas(
+            key_ids=distinct(key_id for one in unplanned for key_id in one.key_ids),
+            value_ids=distinct(value_id for one in unplanned for value_id in one.value_ids),
+            columns=distinct(column for one in unplanned for column in one.columns),
+            records=tuple(record for one in unplanned for record in one.records),
+        ),
+        places={
+            topic_partition: place_summary
+            for summary in summaries
+            for topic_partition, place_summary in summary.places.items()
+        },
+        max_commit_ts=greatest([summary.max_commit_ts for summary in summaries]),
+        bad_records=tuple(bad for summary in summaries for bad in summary.bad_records),
+        truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
+    )
+
+
+def _event_counts(
+    decoded: DecodedRecords, truncates: Sequence[OtherRecord], reduction: Reduction
+) -> EventCounts:
+    """Returns the counts of the events in one range of offsets."""
+    others = decoded.others
+    events = Counter(record.kind for record in (*others, *truncates))
+    silent = sum(batch.num_rows for batch in decoded.silent)
     messages = silent + sum(record.index == 0 for record in others)
     messages += (
         sum(_messages(table) for table in decoded.tables) + decoded.void_records + decoded.waiting_records
     )
-    last = greatest(moments) if dated else None
-    unplanned = [record for record in others if record.kind == UNPLANNED]
-    offsets = sorted(record.offset for record in unplanned if record.fields is None)
-    return BatchSummary(
+    return EventCounts(
         messages=messages,
         read=reduction.events + events.total() + silent,
         upserts=reduction.upserts,
@@ -88,59 +161,31 @@ def range_summary(
         watermarks=events[WATERMARK],
         bad=events[BAD],
         unplanned=events[UNPLANNED],
-        warned=sum(len(table) for table in _warned(rows)),
-        omitted=sum(_given(table, "_kept") for table in rows),
         unmatched=sum(int(unmatched_rows(table).sum()) for table in decoded.tables),
-        max_commit_ts=last,
-        min_commit_ts=least([_extreme(table, "min", "_commit_ts") for table in rows]),
-        key_range=_key_range(rows, shape),
-        places={
-            topic_partition: PartitionSummary(
-                messages,
-                _max_offset(decoded),
-                last,
-                greatest(watermarks),
-                decoded.waits,
-                decoded.passed,
-                _spans(decoded.tables),
-                decoded.last,
-            )
-        },
-        zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
-        ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
-        bad_records=_first(topic_partition, others),
-        first_warnings=_first_warning(topic_partition, rows),
-        truncates=tuple(Truncate(topic_partition, truncate.offset) for truncate in truncates[:1]),
-        unplanned_key_ids=distinct(record.key_id for record in unplanned),
-        unplanned_value_ids=distinct(record.value_id for record in unplanned),
-        unplanned_columns=distinct(name for record in unplanned for name in record.fields or ()),
-        unplanned_records=tuple(UnplannedRecord(topic_partition, offset) for offset in offsets[:1]),
     )
 
 
-def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
-    """Returns the counts of a batch from the counts of its ranges, which have different topic-partitions."""
-    ranges = [summary.key_range for summary in summaries if summary.key_range is not None]
-    lows, highs = ([key_range[end] for key_range in ranges] for end in (0, 1))
-    return BatchSummary(
-        **{name: sum(getattr(summary, name) for summary in summaries) for name in SUMS},
-        max_commit_ts=greatest([summary.max_commit_ts for summary in summaries]),
-        min_commit_ts=least([summary.min_commit_ts for summary in summaries]),
-        key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
-        places={
-            topic_partition: place_summary
-            for summary in summaries
-            for topic_partition, place_summary in summary.places.items()
-        },
-        zero_dates=_counted(summary.zero_dates for summary in summaries),
-        ambiguous_times=_counted(summary.ambiguous_times for summary in summaries),
-        bad_records=tuple(bad for summary in summaries for bad in summary.bad_records),
-        first_warnings=tuple(warning for summary in summaries for warning in summary.first_warnings),
-        truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
-        unplanned_key_ids=distinct(i for summary in summaries for i in summary.unplanned_key_ids),
-        unplanned_value_ids=distinct(i for summary in summaries for i in summary.unplanned_value_ids),
-        unplanned_columns=distinct(i for summary in summaries for i in summary.unplanned_columns),
-        unplanned_records=tuple(i for summary in summaries for i in summary.unplanned_records),
+def _findings(topic_partition: TopicPartition, rows: Sequence[pa.Table], shape: TargetSchema) -> RowFindings:
+    return RowFindings(
+        warned=sum(len(table) for table in _warned(rows)),
+        first_warnings=_first_warning(topic_partition, rows),
+        zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
+        ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
+    )
+
+
+def _unplanned(topic_partition: TopicPartition, others: Iterable[OtherRecord]) -> UnplannedSchemas:
+    """Returns the schemas and columns that the decode plan lacks.
+
+    A record of which the plan lacks only columns is not one of ``records``.
+    """
+    unplanned = [record for record in others if record.kind == UNPLANNED]
+    offsets = sorted(record.offset for record in unplanned if record.fields is None)
+    return UnplannedSchemas(
+        key_ids=distinct(record.key_id for record in unplanned),
+        value_ids=distinct(record.value_id for record in unplanned),
+        columns=distinct(name for record in unplanned for name in record.fields or ()),
+        records=tuple(UnplannedRecord(topic_partition, offset) for offset in offsets[:1]),
     )
 
 

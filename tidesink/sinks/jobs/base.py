@@ -12,7 +12,7 @@ from tidesink.sinks.batch.counts import (
     Account,
     BadRecord,
     Filtered,
-    RowWarning,
+    RowFindings,
     TopicPartition,
     account_of,
     greatest,
@@ -106,10 +106,7 @@ class BatchOutcome:
         read: The numbers of records and bytes that Kafka returned, or None if nothing was applied.
         bad: The bad record before which the table pauses, or None.
         version: The target's version after the commit.
-        zero_dates: By column, the number of impossible dates that were set to null.
-        ambiguous_times: By column, the number of local times that occur twice, because clocks were set back.
-        warned: The number of rows that were applied with a warning.
-        first_warnings: The first row with a warning in each partition.
+        findings: Warnings, impossible dates and ambiguous times in the applied rows.
         warnings: Warnings about changed columns.
         seconds: The duration of each step in seconds.
         pending: Schema changes and DDL that wait for a person.
@@ -125,10 +122,7 @@ class BatchOutcome:
     read: KafkaRead | None = None
     bad: BadRecord | None = None
     version: str = ""
-    zero_dates: Mapping[str, int] = field(default_factory=dict)
-    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
-    warned: int = 0
-    first_warnings: tuple[RowWarning, ...] = ()
+    findings: RowFindings = field(default_factory=RowFindings)
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
@@ -290,7 +284,7 @@ class Reduction:
 
     @property
     def summary(self) -> BatchSummary:
-        """The counts of the batch that the tasks returned."""
+        """The summary of the batch that the tasks returned."""
         return self.results.summary
 
     @property
@@ -445,7 +439,7 @@ class ReadingJob(Protocol):
         # Emptying a table is one event, no matter how many rows it had.
         applied = result.applied if result is not None else 0
         return account_of(
-            reduction.summary,
+            reduction.summary.counts,
             kafka_records=reduction.results.read.records,
             applied_rows=1 if reduction.truncates else applied,
             rejected=rejected,

@@ -65,7 +65,7 @@ class Changes(ReadingJob):
         if again is not None:
             return again
         check_partitions(reduction, services)
-        if reduction.summary.bad and services.settings.bad_record != "dead-letter":
+        if reduction.summary.counts.bad and services.settings.bad_record != "dead-letter":
             return cut_at_bad_record(reduction)
         return cut_at_truncate(reduction) if reduction.truncates else Go()
 
@@ -116,10 +116,11 @@ def missed(reduction: Reduction, services: Services) -> Again | None:
 def _learnt(lacking: Missed, services: Services) -> bool:
     if services.decoding.learn(lacking):
         return True
-    if lacking.summary.unplanned:
+    unplanned = lacking.summary.unplanned
+    if lacking.summary.counts.unplanned:
         raise SchemaMismatchError(
             "The schemas of some records, or columns of their rows, cannot be found: "
-            f"ids {lacking.summary.unplanned_value_ids}, columns {lacking.summary.unplanned_columns}. "
+            f"ids {unplanned.value_ids}, columns {unplanned.columns}. "
             "Check that the schema registry has these ids, or add a definition of the table under tables.",
             table=str(services.settings.table),
         )

@@ -90,9 +90,10 @@ def check_counted(results: TaskResults, table: TableId) -> None:
     Raises:
         AccountingError: The numbers differ.
     """
-    if results.summary.messages != results.read.records:
+    counted = results.summary.counts.messages
+    if counted != results.read.records:
         raise AccountingError(
-            f"{results.read.records} records were read, but the tasks counted {results.summary.messages}. "
+            f"{results.read.records} records were read, but the tasks counted {counted}. "
             "Nothing was written. Report this with the log.",
             table=str(table),
         )

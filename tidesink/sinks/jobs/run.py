@@ -192,8 +192,8 @@ class BatchRun:
             bad=reduction.bad,
             version=result.version,
             warnings=(*evolved.warnings, *decision.warnings),
-            filtered=filtered_of(summary, last_ddl),
-            left="".join(left[-1:]) if summary.upserts or summary.deletes else None,
+            filtered=filtered_of(summary.counts, last_ddl),
+            left="".join(left[-1:]) if summary.counts.rows else None,
         )
         return self._counted(job, reduction, outcome, result, rejected)
 
@@ -235,20 +235,20 @@ class BatchRun:
         If the batch is tried again, the letters are written again. Readers of the dead-letter topic skip such
         duplicates.
         """
-        if not (job.writes_letters and reduction.summary.bad):
+        if not (job.writes_letters and reduction.summary.counts.bad):
             return 0
         letters, plan = self._context.dead_letters(), reduction.plan
         letters.prepare()
         source, codec = self._context.source, self._context.config.source.protocol
         stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
         written = write_bad_records(reduction.results.frame, source.fetch, letters.topic, stamp)
-        return reduction.summary.bad - (written.records - written.acknowledged)
+        return reduction.summary.counts.bad - (written.records - written.acknowledged)
 
     def _kept_ddl(
         self, job: ReadingJob, reduction: Reduction, progress: Progress
     ) -> Mapping[str, Any] | None:
         """Stores the batch's DDL events. Returns the newest one, or None."""
-        if not (job.writes_letters and reduction.summary.ddl):
+        if not (job.writes_letters and reduction.summary.counts.ddl):
             return None
         topic_id = reduction.plan.found.topic_id
         return keep_ddl(self._context, reduction.results.frame, topic_id, progress)
@@ -284,17 +284,14 @@ class BatchRun:
         Raises:
             AccountingError: The counts do not add up.
         """
-        account, summary = job.account(reduction, result, rejected, self._services), reduction.summary
+        account = job.account(reduction, result, rejected, self._services)
         account.check(table=str(self._services.settings.table))
         self._steps.reach("accounted")
         return replace(
             outcome,
             account=account,
             read=reduction.results.read,
-            zero_dates=summary.zero_dates,
-            ambiguous_times=summary.ambiguous_times,
-            warned=summary.warned,
-            first_warnings=summary.first_warnings,
+            findings=reduction.summary.findings,
             seconds=self._steps.seconds,
             results=reduction.results,
         )
@@ -323,22 +320,23 @@ class BatchRun:
         self, reduction: Reduction, decision: SchemaDecision, on_left: Callable[[str], None] = nothing
     ) -> ReducedBatch:
         """Returns the batch for the target."""
-        shape, summary, results = decision.given, reduction.summary, reduction.results
+        shape, results = decision.given, reduction.results
+        counts, row_facts = reduction.summary.counts, reduction.summary.row_facts
         first, settings = shape.key_columns[0].name, self._services.settings
         staged = reduction.rows.parts if isinstance(reduction.rows, Staged) else None
         packs = results.payloads is not None and self._context.target.capabilities.packed
         return ReducedBatch(
             shape,
-            upserts=summary.upserts,
-            deletes=summary.deletes,
+            upserts=counts.upserts,
+            deletes=counts.deletes,
             frame=None if packs or staged is not None else self._frame(reduction, decision),
             checkpointed=reduction.checkpointed,
             payloads=results.payloads,
             staged=staged,
-            key_range={first: summary.key_range} if summary.key_range else {},
-            keeps=summary.omitted > 0,
+            key_range={first: row_facts.key_range} if row_facts.key_range else {},
+            keeps=row_facts.omitted > 0,
             sequenced=self._services.sequenced,
-            since=summary.min_commit_ts,
+            since=row_facts.min_commit_ts,
             truncates=reduction.truncates,
             how=replace(
                 self._apply_options(),
@@ -373,7 +371,9 @@ class BatchRun:
     def _frame(self, reduction: Reduction, decision: SchemaDecision) -> DataFrame:
         """Returns a frame of the rows to write, without the columns that the schema decision excludes."""
         settings = self._services.settings
-        return omitting(rows_to_write(reduction.results.frame, reduction.summary.rows, settings), decision)
+        return omitting(
+            rows_to_write(reduction.results.frame, reduction.summary.counts.rows, settings), decision
+        )
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
@@ -387,6 +387,6 @@ def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
         outcome.progress.commit_ts,
         bytes_read=outcome.read.bytes,
         seconds=dict(outcome.seconds),
-        warned=outcome.warned,
-        first_warnings=outcome.first_warnings,
+        warned=outcome.findings.warned,
+        first_warnings=outcome.findings.first_warnings,
     )

@@ -284,7 +284,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
-        if not missed.summary.unplanned:
+        if not missed.summary.counts.unplanned:
             newer = changed or (self._declared is None and self._newer_ddl(self._ends_now(missed.found)))
             return newer or self._looked_again(missed.summary)
         if self._known_columns() == before and self._declared is None:

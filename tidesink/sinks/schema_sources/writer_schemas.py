@@ -325,7 +325,7 @@ class RegisteredDecoding(LoneDecoding):
         have are requested again.
         """
         summary = missed.summary
-        ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
+        ids: Ids = {"key": summary.unplanned.key_ids, "value": summary.unplanned.value_ids}
         again, lacks = self._met_rows(summary, missed.found), self._schemas.lacks(ids)
         if not self._uses_headers and self._has_ids_in_headers(summary, lacks=lacks):
             # In this case, numbers in the bytes are not ids, so they are not requested.
@@ -334,7 +334,7 @@ class RegisteredDecoding(LoneDecoding):
             self._schemas.look_up(ids)
         elif again:
             return True  # ``_met_rows`` has built a new plan
-        elif not (summary.bad and self._schemas.look_again()):
+        elif not (summary.counts.bad and self._schemas.look_again()):
             return False
         self._make()
         return True
@@ -351,7 +351,7 @@ class RegisteredDecoding(LoneDecoding):
         texts = self._schemas.texts
         known_ids = texts["key"].keys() | texts["value"].keys() | self._without_headers
         odd = [record for record in summary.bad_records if record.schema_id not in known_ids]
-        records: Sequence[UnplannedRecord | BadRecord] = summary.unplanned_records if lacks else odd
+        records: Sequence[UnplannedRecord | BadRecord] = summary.unplanned.records if lacks else odd
         if not records:
             return False
         topic_partition, offset = records[0].place, records[0].offset
@@ -848,7 +848,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 
         Returns True if a new decode plan was built.
         """
-        new = [writer_of(text) for text in missed.summary.unplanned_columns]
+        new = [writer_of(text) for text in missed.summary.unplanned.columns]
         return self._take(new, missed.found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, topic_offsets: TopicOffsets) -> None:

@@ -952,7 +952,7 @@ class PartJob(ReadingJob):
         """
         # If a row does not fit, the known types of the table may be outdated. Learn them and try again.
         unfit = Missed(reduction.summary, (), reduction.plan.found)
-        if reduction.summary.bad and reduction.reads == 1 and services.decoding.learn(unfit):
+        if reduction.summary.counts.bad and reduction.reads == 1 and services.decoding.learn(unfit):
             return Again()
         check_partitions(reduction, services)
         self._refuse_bad(reduction.summary, services)
@@ -991,7 +991,7 @@ class PartJob(ReadingJob):
         """
         after = next_progress(hold, self.plan, commit_ts=reduction.summary.max_commit_ts)
         after = replace(after, decided=reduction.settled.rows.decided)
-        snapshot = self.part.after(reduction.summary.read)
+        snapshot = self.part.after(reduction.summary.counts.read)
         snapshot = replace(snapshot, seen=_seen(hold, services))
         return replace(after, snapshot=snapshot, source_reads=self._source_reads(after, snapshot, services))
 

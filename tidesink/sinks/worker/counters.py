@@ -116,10 +116,10 @@ class TableCounters:
         self.filtered += outcome.filtered
         self._left = self._left if outcome.left is None else outcome.left
         for counts in (self.run_zero_dates, self.zero_dates):
-            counts.update(outcome.zero_dates)
+            counts.update(outcome.findings.zero_dates)
         for counts in (self.run_ambiguous_times, self.ambiguous_times):
-            counts.update(outcome.ambiguous_times)
-        first_warnings = (_WARNED,) if outcome.warned else ()
+            counts.update(outcome.findings.ambiguous_times)
+        first_warnings = (_WARNED,) if outcome.findings.warned else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *first_warnings)))
 
     def left(self) -> dict[str, Any]:

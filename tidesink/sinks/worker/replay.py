@@ -21,7 +21,7 @@ from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, So
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
 from tidesink.sinks.batch.control import NOTHING_ASKED, Pauses, read_controls
-from tidesink.sinks.batch.counts import Account, BatchSummary, account_of
+from tidesink.sinks.batch.counts import Account, BatchSummary, EventCounts, account_of
 from tidesink.sinks.batch.letters import (
     Bounds,
     EventKeys,
@@ -473,12 +473,12 @@ def standing_of_letter(
 class LettersToday(NamedTuple):
     """The contents of the replayed letters, decoded with the current config and schemas.
 
-    ``summary``: counts of the letters' events. ``read``: number of letters with records of this table.
+    ``counts``: counts of the letters' events. ``read``: number of letters with records of this table.
     ``bad``: error class and reason of each letter that still cannot be decoded, by partition and offset.
     ``hashes``: hashes of the primary keys of the letters' rows.
     """
 
-    summary: BatchSummary
+    counts: EventCounts
     read: int
     bad: Mapping[tuple[int, int], tuple[str, str]]
     hashes: npt.NDArray[np.uint64]
@@ -486,7 +486,7 @@ class LettersToday(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of row events in the letters."""
-        return self.summary.applied + self.summary.superseded
+        return self.counts.applied + self.counts.superseded
 
 
 @dataclass(frozen=True)
@@ -512,7 +512,7 @@ class LetterResults:
 
     @property
     def summary(self) -> BatchSummary:
-        """The counts of the last read."""
+        """The summary of the last read."""
         return self.found.summary
 
     @property
@@ -604,9 +604,9 @@ class LettersJob(ReadingJob):
         found = _results(run._replace(reader=reader.letters))
         with released_on_error(found.release):
             check_counted(found, table)
-            bad = faults_in(found.frame) if found.summary.bad else {}
-            today = LettersToday(found.summary, found.read.records, bad, found.hashes)
-        if reader.following and not found.summary.unplanned:
+            bad = faults_in(found.frame) if found.summary.counts.bad else {}
+            today = LettersToday(found.summary.counts, found.read.records, bad, found.hashes)
+        if reader.following and not found.summary.counts.unplanned:
             found.release()
             found = _results(run._replace(task=_following(run.task, reader, today), reader=reader))
         return LetterResults(found, today, reader.chosen, left_out)
@@ -641,7 +641,7 @@ class LettersJob(ReadingJob):
 
     def applies(self, summary: BatchSummary) -> bool:
         """Return False if no letter changes a row."""
-        return bool(summary.rows)
+        return bool(summary.counts.rows)
 
     def progress(self, reduction: Reduction, hold: Hold, services: Services) -> Progress:  # noqa: ARG002
         """Return the table's progress, with unchanged offsets."""
@@ -667,22 +667,22 @@ class LettersJob(ReadingJob):
         """
         results = reduction.results
         assert isinstance(results, LetterResults)  # noqa: S101  (``read`` returns them)
-        _check_applied(reduction.summary, result, services)
-        count, today = len(results.chosen), results.today.summary
+        _check_applied(reduction.summary.counts, result, services)
+        count, today = len(results.chosen), results.today
         # letters whose records belong to another table by the current config
-        foreign = count - results.today.read
-        read = count + today.read - today.messages
+        foreign = count - today.read
+        read = count + today.counts.read - today.counts.messages
         if services.sequenced:
             account = account_of(
-                reduction.summary,
+                reduction.summary.counts,
                 kafka_records=count,
                 applied_rows=result.applied if result else 0,
-                rejected=today.bad,
+                rejected=today.counts.bad,
                 stale_rows=result.stale if result else 0,
             )
             return replace(account, read=read, without_row=account.without_row + foreign)
-        stay, rows = _events_that_stay(results), results.today.rows
-        return Account(read, stay, rows - stay, today.read - rows - today.bad + foreign, today.bad)
+        stay, rows, bad = _events_that_stay(results), today.rows, today.counts.bad
+        return Account(read, stay, rows - stay, today.counts.read - rows - bad + foreign, bad)
 
 
 def _results(run: TaskRun) -> TaskResults:
@@ -701,10 +701,10 @@ def _following(task: RangeTask, reader: LetterReader, today: LettersToday) -> Ra
     return replace(task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(today.hashes), own))
 
 
-def _check_applied(summary: BatchSummary, result: ApplyResult | None, services: Services) -> None:
-    if result is not None and result.applied + result.stale != summary.rows:
+def _check_applied(counts: EventCounts, result: ApplyResult | None, services: Services) -> None:
+    if result is not None and result.applied + result.stale != counts.rows:
         raise AccountingError(
-            f"The batch had {summary.rows} rows to apply, but the target counts "
+            f"The batch had {counts.rows} rows to apply, but the target counts "
             f"{result.applied} applied rows and {result.stale} rows that are older than the stored ones. "
             "Compare the table with its source (`tidesink diff`), and report this as a bug.",
             table=str(services.settings.table),
@@ -716,7 +716,7 @@ def _events_that_stay(results: LetterResults) -> int:
 
     The newest change of the other rows is in a later record of the topic.
     """
-    if not results.summary.rows:
+    if not results.summary.counts.rows:
         return 0
     own = {(letter.partition, letter.offset) for letter in results.chosen}
     return sum(position in own for position in event_places(results.frame))

@@ -14,7 +14,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -24,7 +24,7 @@ from tidesink.typemap.target_schema import TargetColumn
 
 T = TableId("s", "t")
 BAD = BatchSummary(
-    bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
+    EventCounts(bad=1), bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
 )
 
 

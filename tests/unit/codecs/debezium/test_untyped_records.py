@@ -23,7 +23,7 @@ from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, UnplannedSchemas
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
@@ -148,7 +148,8 @@ class _Table:
         rows = decode_here(self.decoding.columns(), as_records(messages))
         texts = tuple(dict.fromkeys(text for row in rows for text in row.raw["_fields"] or ()))
         assert texts
-        return self.decoding.learn(Missed(BatchSummary(unplanned_columns=texts), (), self.found))
+        summary = BatchSummary(unplanned=UnplannedSchemas(columns=texts))
+        return self.decoding.learn(Missed(summary, (), self.found))
 
     def read(self, *messages: Message) -> list[Mapping[str, Any]]:
         rows = decode_here(self.decoding.columns(), as_records(messages))

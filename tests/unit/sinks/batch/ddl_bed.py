@@ -11,6 +11,7 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.config.models import Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.counts import BatchSummary, EventCounts
 from tidesink.sinks.batch.schema_changes import (
     ChangesWaitError,
     Pending,
@@ -118,10 +119,8 @@ class Bed:
     def read(self, *rows: RowWords) -> None:
         """A batch with rows of these forms, whose columns the plan lacks."""
         self.rows = [*rows]
-        missed = Missed(
-            cast("Any", SimpleNamespace(unplanned=(1,))), (OffsetRange("cdc", 0, 0, 1),), cast("Any", None)
-        )
-        self.inner.learn(missed)
+        met = BatchSummary(EventCounts(unplanned=1))
+        self.inner.learn(Missed(met, (OffsetRange("cdc", 0, 0, 1),), cast("Any", None)))
 
     def alter(self, *statements: str) -> tuple[Pending, ...]:
         """Statements of one scan, and the batch after them: what waits then."""

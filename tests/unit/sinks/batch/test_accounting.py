@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tidesink.errors import AccountingError
-from tidesink.sinks.batch.counts import Account, BatchSummary, account_of
+from tidesink.sinks.batch.counts import Account, EventCounts, account_of
 
 
-def _summary() -> BatchSummary:
+def _counts() -> EventCounts:
     # Ten events in ten records: two keys written, one of them by a key change, the rest as named.
-    return BatchSummary(
+    return EventCounts(
         messages=10, read=10, upserts=3, deletes=2, split_halves=1, superseded=4, filtered=1, bad=1
     )
 
 
 def test_a_batch_that_adds_up() -> None:
-    account = account_of(_summary(), kafka_records=10, applied_rows=5, rejected=1)
+    account = account_of(_counts(), kafka_records=10, applied_rows=5, rejected=1)
     assert account == Account(read=10, applied=4, superseded=4, without_row=1, dead_lettered=1)
     account.check(table="t")
 
@@ -33,17 +33,17 @@ def test_a_batch_that_adds_up() -> None:
     ],
 )
 def test_each_count_can_break_the_law(kafka: int, rows: int, rejected: int, message: str) -> None:
-    account = account_of(_summary(), kafka_records=kafka, applied_rows=rows, rejected=rejected)
+    account = account_of(_counts(), kafka_records=kafka, applied_rows=rows, rejected=rejected)
     with pytest.raises(AccountingError, match=message) as caught:
         account.check(table="shop.orders")
     assert caught.value.context == {"table": "shop.orders"}
 
 
 def test_a_record_of_several_events_counts_as_several() -> None:
-    summary = BatchSummary(messages=2, read=5, upserts=5)
-    account_of(summary, kafka_records=2, applied_rows=5, rejected=0).check(table="t")
+    counts = EventCounts(messages=2, read=5, upserts=5)
+    account_of(counts, kafka_records=2, applied_rows=5, rejected=0).check(table="t")
     with pytest.raises(AccountingError):
-        account_of(summary, kafka_records=3, applied_rows=5, rejected=0).check(table="t")
+        account_of(counts, kafka_records=3, applied_rows=5, rejected=0).check(table="t")
 
 
 def test_counters_survive_the_state_store() -> None:
@@ -55,8 +55,8 @@ def test_counters_survive_the_state_store() -> None:
 
 @pytest.mark.parametrize(("unmatched", "holds"), [(0, True), (8, True), (9, False), (-1, False)])
 def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatched: int, holds: bool) -> None:
-    summary = replace(_summary(), unmatched=unmatched)
-    account = account_of(summary, kafka_records=10, applied_rows=5, rejected=1)
+    counts = replace(_counts(), unmatched=unmatched)
+    account = account_of(counts, kafka_records=10, applied_rows=5, rejected=1)
     assert account.as_counters()["filtered_out"] == unmatched
     if holds:
         account.check(table="t")
@@ -74,7 +74,7 @@ def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatche
 def test_a_key_change_that_is_older_than_what_is_stored_is_one_event(
     applied: int, stale: int, counted: tuple[int, int]
 ) -> None:
-    summary = BatchSummary(messages=1, read=1, upserts=1, deletes=1, split_halves=1)
-    account = account_of(summary, kafka_records=1, applied_rows=applied, rejected=0, stale_rows=stale)
+    counts = EventCounts(messages=1, read=1, upserts=1, deletes=1, split_halves=1)
+    account = account_of(counts, kafka_records=1, applied_rows=applied, rejected=0, stale_rows=stale)
     account.check(table="shop.t")
     assert (account.applied, account.superseded) == counted

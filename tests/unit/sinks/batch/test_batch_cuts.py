@@ -11,7 +11,7 @@ from tests.memory_target import MemoryTarget
 from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Failpoints, StopFlag
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, Truncate
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, EventCounts, TopicPartition, Truncate
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.row_ddl import RowDecision
 from tidesink.sinks.batch.schema_changes import SettledNames
@@ -57,8 +57,7 @@ class _Scripted:
         (part,) = task.ranges
         cut, bad = ([n for n in of if part.start <= n < part.end] for of in (self._truncates, self._bad))
         summary = BatchSummary(
-            messages=part.end - part.start,
-            bad=len(bad),
+            EventCounts(messages=part.end - part.start, bad=len(bad)),
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )

@@ -16,7 +16,7 @@ from tidesink.config import TableConfig
 from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import Failpoints, StopFlag
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, EventCounts
 from tidesink.sinks.batch.row_ddl import RowDecision
 from tidesink.sinks.batch.schema_changes import SchemaDecision, SettledNames
 from tidesink.sinks.batch.schema_source import SourceColumns
@@ -113,7 +113,8 @@ def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omit
     config = right(changed(FLAT_AVRO, defaults={"metadata": {"op": "_op"}, "deletes": "soft"}))
     services = _services(settings=config.table_config(T), capabilities=replace(CAPABILITIES, packed=True))
     payloads = object()
-    found = SimpleNamespace(frame=_Unread(), payloads=payloads, staged=None, summary=BatchSummary(upserts=1))
+    summary = BatchSummary(EventCounts(upserts=1))
+    found = SimpleNamespace(frame=_Unread(), payloads=payloads, staged=None, summary=summary)
     decided = SchemaDecision(shape_of(TableSchema(T, (ID, Column("_op", ColumnType("varchar"))))), omitted)
     run = BatchRun(Changes(PLAN, cast("Any", None)), _hold(), services)
     reduced = run.reduced_batch(Reduction(PLAN, SETTLED, cast("Any", found)), decided)
@@ -157,7 +158,7 @@ class _Staged:
         self.sinks.append(task.sink)
         self._meanwhile()
         staged = None if task.sink is None or checkpoint else (PART,)
-        summary = BatchSummary(messages=9, upserts=1)
+        summary = BatchSummary(EventCounts(messages=9, upserts=1))
         return SimpleNamespace(
             staged=staged, summary=summary, read=KafkaRead(9, 0), release=lambda: None, payloads=None
         )

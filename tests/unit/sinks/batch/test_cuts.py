@@ -86,7 +86,7 @@ def _summary(
     assert not errors
     (head,) = (row for one in packed for row in one.to_pylist() if row["summary"])
     found: BatchSummary = pickle.loads(head["summary"])  # noqa: S301  (our own task's)
-    assert head["records"] == found.messages
+    assert head["records"] == found.counts.messages
     return found
 
 
@@ -95,8 +95,10 @@ def test_rows_above_the_bound_wait_and_are_not_read(fetched: int) -> None:
     found = _summary(_row(5), _row(11, 2), _row(7), _row(12, 3), _mark(9), bound=10, fetched=fetched)
     place = found.places[TopicPartition("t", 0)]
     assert (place.waits, place.passed, place.max_commit_ts, place.watermark) == (1, None, 7, 9)
-    assert (found.messages, found.read, found.upserts, found.superseded, found.filtered) == (5, 3, 1, 1, 1)
-    account = account_of(found, kafka_records=5, applied_rows=1, rejected=0)
+    counts = found.counts
+    assert (counts.messages, counts.read, counts.filtered) == (5, 3, 1)
+    assert (counts.upserts, counts.superseded) == (1, 1)
+    account = account_of(counts, kafka_records=5, applied_rows=1, rejected=0)
     account.check(table="shop.t")
     assert account.read == 3
 
@@ -108,7 +110,7 @@ def test_nothing_is_read_behind_the_first_watermark_that_passes_the_bound(fetche
     )
     place = found.places[TopicPartition("t", 0)]
     assert (place.waits, place.passed, place.watermark) == (2, 3, 10)
-    assert (found.messages, found.upserts) == (4, 1)
+    assert (found.counts.messages, found.counts.upserts) == (4, 1)
 
 
 @pytest.mark.parametrize("fetched", [1, 3, 100])
@@ -130,7 +132,7 @@ def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:
     """Or a table that was emptied, and has no row since, would stand at the next cut with its rows."""
     found = _summary(_row(5), _ddl(15), _mark(10), bound=10)
     place = found.places[TopicPartition("t", 0)]
-    assert (place.waits, place.passed, found.ddl) == (1, 2, 1)
+    assert (place.waits, place.passed, found.counts.ddl) == (1, 2, 1)
     assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[TopicPartition("t", 0)].waits is None
 
 
@@ -140,18 +142,20 @@ def test_ddl_that_is_later_than_its_record_waits_for_no_bound(days: int, waits: 
     sent = 1_790_000_000_000
     ddl = sent + days * 86_400_000 << 18
     found = _summary(_row(5), _ddl(ddl), _mark(10), bound=10, sent=sent)
-    assert (found.places[TopicPartition("t", 0)].waits, found.ddl) == (waits, 1)
+    assert (found.places[TopicPartition("t", 0)].waits, found.counts.ddl) == (waits, 1)
 
 
 def test_without_a_bound_nothing_waits() -> None:
     found = _summary(_row(5), _mark(9), _row(11), _mark(10), _row(12), bound=None)
-    assert (found.messages, found.read, found.places[TopicPartition("t", 0)].passed) == (5, 5, None)
+    place = found.places[TopicPartition("t", 0)]
+    assert (found.counts.messages, found.counts.read, place.passed) == (5, 5, None)
 
 
 def test_a_row_without_a_commit_ts_is_bad_under_a_bound() -> None:
     found = _summary(_row(None), bound=10)
-    assert (found.bad, "whether the event belongs to a cut" in found.bad_records[0].reason) == (1, True)
-    assert _summary(_row(None), bound=None).bad == 0
+    assert found.counts.bad == 1
+    assert "whether the event belongs to a cut" in found.bad_records[0].reason
+    assert _summary(_row(None), bound=None).counts.bad == 0
 
 
 def _progress(bound: int | None, *parts: PartitionProgress) -> Progress:

@@ -6,7 +6,7 @@ import json
 
 from tidesink.cli.status import without_row_lines
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BatchSummary, Filtered, filtered_of, least_watermark
+from tidesink.sinks.batch.counts import EventCounts, Filtered, filtered_of, least_watermark
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 
 ORDERS = TableId("shop", "orders")
@@ -19,10 +19,10 @@ def passed(*watermarks: int | None) -> Progress:
 
 
 def test_kinds_add_up_to_what_was_filtered() -> None:
-    summary = BatchSummary(filtered=9, ddl=2, watermarks=4)
-    found = filtered_of(summary, ALTER)
+    counts = EventCounts(filtered=9, ddl=2, watermarks=4)
+    found = filtered_of(counts, ALTER)
     assert (found.ddl, found.watermarks, found.messages) == (2, 4, 3)
-    both = found + filtered_of(BatchSummary(filtered=1, watermarks=1))
+    both = found + filtered_of(EventCounts(filtered=1, watermarks=1))
     assert both == Filtered(2, 5, 3, ALTER)  # a batch without DDL leaves the last one known
     assert (both + Filtered(last_ddl={"commit_ts": 7})).last_ddl == {"commit_ts": 7}
 

@@ -74,7 +74,7 @@ def test_rows_that_do_not_satisfy_are_deletes_however_batches_are_cut(fetched: i
     }  # fmt: skip
     (bad,) = (row["_detail"] for row in rows if row["key"] is None)
     assert (bad["error"], "name < 'm'" in bad["reason"]) == (FilterError.__name__, True)
-    counts = summary([one for one in payloads if one["partition"] == 0])
+    counts = summary([one for one in payloads if one["partition"] == 0]).counts
     assert (counts.read, counts.messages, counts.superseded, counts.bad) == (10, 10, 2, 1)
     assert (counts.upserts, counts.deletes, counts.unmatched, counts.watermarks) == (2, 4, 4, 1)
     (nothing,) = (one for one in payloads if one["partition"] == 1)
@@ -88,7 +88,7 @@ def test_of_rows_that_are_read_for_a_history_those_that_satisfy_are_left() -> No
     task = replace(task_of(topic), only=MatchingRows())
     rows, payloads = packed(task, judged(task.chunks(WANTED, topic.batches(100)), 100))
     assert {row["key"]["id"]: row["_op"] for row in rows} == {1: "upsert", 4: "upsert"}
-    counts = summary(payloads)
+    counts = summary(payloads).counts
     assert (counts.read, counts.upserts, counts.deletes) == (4, 2, 0)
     assert (counts.superseded, counts.unmatched) == (2, 2)
 

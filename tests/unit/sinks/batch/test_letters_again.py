@@ -149,7 +149,7 @@ def test_of_what_follows_the_rows_that_letters_name_are_kept(size: int) -> None:
         (1, "d", 4),
         (3, "c", 2),
     ]
-    found = summary(payloads)
+    found = summary(payloads).counts
     assert (found.upserts, found.superseded, found.bad, found.filtered) == (2, 1, 0, 0)
 
 
@@ -182,7 +182,7 @@ def test_of_a_key_change_behind_a_letter_the_other_key_stays_as_it_is() -> None:
         rows, payloads = run(replace(task(*events[:count]), only=only), [records.slice(0, count)])
         found = [(one["_op"], (one["after"] or {}).get("name"), one["_half"]) for one in rows]
         assert ([one["key"] for one in rows], found) == ([{"id": 1}], [row])
-        assert summary(payloads).rows == 1
+        assert summary(payloads).counts.rows == 1
 
 
 def test_a_letter_that_is_bad_today_stays_among_what_is_kept() -> None:
@@ -191,7 +191,7 @@ def test_a_letter_that_is_bad_today_stays_among_what_is_kept() -> None:
     topic.send(b"\0\0\0\0", b"?")
     rows, payloads = run(_task(topic, 1), topic.batches(100))
     assert [(row["_op"], row["_offset"]) for row in rows] == [("bad", 1)]
-    assert (summary(payloads).bad, summary(payloads).rows) == (1, 0)
+    assert (summary(payloads).counts.bad, summary(payloads).counts.rows) == (1, 0)
 
 
 def test_of_a_letter_each_key_is_told_with_its_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.recorder import Recorder
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account, RowWarning, TopicPartition
+from tidesink.sinks.batch.counts import Account, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.batch.observers import (
     BatchApplied,
     BatchStarted,
@@ -138,7 +138,7 @@ def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
 
 def test_a_table_with_such_rows_says_so_in_its_status() -> None:
     counters = TableCounters()
-    outcome = BatchOutcome(Progress(TABLE, "p", 1, 1), account=Account(), warned=1)
+    outcome = BatchOutcome(Progress(TABLE, "p", 1, 1), account=Account(), findings=RowFindings(warned=1))
     for _ in range(2):
         counters.add(outcome)
     assert len(counters.warnings) == 1

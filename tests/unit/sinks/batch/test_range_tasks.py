@@ -157,10 +157,11 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
         2: ("delete", None),
         3: ("upsert", {"id": 3, "name": "d", "stock": 2**64 - 1}),
     }
-    counts = summary(payloads)
+    whole = summary(payloads)
+    counts = whole.counts
     assert (counts.read, counts.messages, counts.superseded) == (5, 5, 2)
-    assert (counts.upserts, counts.deletes, counts.max_commit_ts) == (2, 1, 4)
-    assert counts.key_range == (1, 3)
+    assert (counts.upserts, counts.deletes, whole.max_commit_ts) == (2, 1, 4)
+    assert whole.row_facts.key_range == (1, 3)
     assert sum(one["records"] for one in payloads) == 5
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
@@ -187,12 +188,13 @@ def test_what_is_no_row_is_told_apart_and_counted() -> None:
     rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(100))
     kinds = {row["_op"]: row for row in rows}
     assert kinds.keys() == {"upsert", "bad"}
-    counts = summary(payloads)
+    whole = summary(payloads)
+    counts = whole.counts
     assert (counts.watermarks, counts.filtered, counts.bad, counts.unplanned) == (2, 2, 1, 1)
-    assert counts.places[TopicPartition("t", 0)].watermark == 95
+    assert whole.places[TopicPartition("t", 0)].watermark == 95
     assert kinds["bad"]["_detail"]["error"] == "FramingError"
     assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
-    assert counts.unplanned_value_ids == (0x63,)
+    assert whole.unplanned.value_ids == (0x63,)
     assert counts.messages == payloads[0]["records"] == 5
 
 
@@ -335,8 +337,9 @@ def test_a_watermark_beyond_64_bits_is_counted() -> None:
     topic = Topic()
     topic.send(None, b"\x02" + b"\xff" * 8)
     rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(9))
-    counts = summary(payloads)
-    assert (rows, counts.watermarks, counts.places[TopicPartition("t", 0)].watermark) == ([], 1, None)
+    whole = summary(payloads)
+    place = whole.places[TopicPartition("t", 0)]
+    assert (rows, whole.counts.watermarks, place.watermark) == ([], 1, None)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +409,7 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
         3: ("delete", None),
     }
     assert {row["key"]["shard"] for row in rows} == {"here"}
-    assert summary(payloads).key_range == (1, 3)
+    assert summary(payloads).row_facts.key_range == (1, 3)
 
 
 KINDS: dict[MetadataKind, str] = {
@@ -489,7 +492,7 @@ class Given(TableDecoder):
 
 
 def test_in_the_sources_order_the_greatest_commit_ts_stays_and_its_position_is_told() -> None:
-    rows, counts = _under(
+    rows, whole = _under(
         EventRules(sequenced=True),
         [
             ({"id": 1, "name": "new"}, Op.INSERT, 9),
@@ -503,7 +506,7 @@ def test_in_the_sources_order_the_greatest_commit_ts_stays_and_its_position_is_t
         1: ("new", {"source": [9], "writes": True, "partition": 0, "offset": 0, "index": 0}),
         2: ("back", {"source": [7], "writes": True, "partition": 0, "offset": 3, "index": 0}),
     }
-    assert (counts.read, counts.upserts, counts.superseded) == (4, 2, 2)
+    assert (whole.counts.read, whole.counts.upserts, whole.counts.superseded) == (4, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -518,10 +521,10 @@ def test_an_event_without_a_commit_ts_is_a_bad_record(rules: EventRules, said: s
         ({"id": 1, "name": "a"}, Op.INSERT, 5),
         ({"id": 1, "name": "b"}, Op.DELETE, None),
     ]
-    rows, counts = _under(rules, events)
+    rows, whole = _under(rules, events)
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert said in rows[1]["_detail"]["reason"]
-    assert (counts.bad, counts.read) == (1, 2)
+    assert (whole.counts.bad, whole.counts.read) == (1, 2)
 
 
 def test_an_event_up_to_the_horizon_is_a_bad_record() -> None:
@@ -591,6 +594,6 @@ def test_what_empties_the_table_is_a_bad_record_where_the_topic_has_several_part
         ({"id": 1, "name": "a"}, Op.INSERT, 5),
         ({"id": None, "name": None}, Op.TRUNCATE, 6),
     ]
-    rows, counts = _under(EventRules(truncates=False), events)
+    rows, whole = _under(EventRules(truncates=False), events)
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
-    assert counts.truncates == ()
+    assert whole.truncates == ()

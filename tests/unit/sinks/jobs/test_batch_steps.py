@@ -14,7 +14,7 @@ from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary, TopicPartition
+from tidesink.sinks.batch.counts import BatchSummary, EventCounts, PartitionSummary, TopicPartition
 from tidesink.sinks.batch.schema_source import SourceColumns
 from tidesink.sinks.batch.source import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask
@@ -35,9 +35,7 @@ PLAN = BatchPlan((OffsetRange("app", 0, 4, 9),), TopicOffsets("app", "id", {}), 
 REWOUND = BatchPlan((OffsetRange("app", 0, 2, 2),), PLAN.found)
 BEFORE = Progress(TABLE, "shop", 1, 7, {"app": TopicProgress("app", "id", {0: PartitionProgress(4, 4)})})
 SUMMARY = BatchSummary(
-    read=5,
-    messages=5,
-    upserts=5,
+    EventCounts(messages=5, read=5, upserts=5),
     places={TopicPartition("app", 0): PartitionSummary(4, 8)},
     max_commit_ts=50,
 )

@@ -17,7 +17,7 @@ from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
@@ -29,9 +29,11 @@ from tidesink.typemap.projection import Projection
 from tidesink.typemap.values import fit_decimal
 
 MISFIT = BatchSummary(
-    bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
+    EventCounts(bad=1), bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
 )
-BAD = BatchSummary(bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "FramingError", "no JSON"),))
+BAD = BatchSummary(
+    EventCounts(bad=1), bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "FramingError", "no JSON"),)
+)
 
 
 class _Database:
