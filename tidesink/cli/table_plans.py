@@ -44,7 +44,7 @@ from tidesink.errors import (
     bad_reason,
     type_change_way,
 )
-from tidesink.events import ChangeEvent, Message, Op, TableId, fold_name
+from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.decoders import RegisteredSchemas
 from tidesink.sinks.batch.schema_changes import possible_rename_of
@@ -554,10 +554,24 @@ def refused_schemas(schemas: RegisteredSchemas) -> Iterator[str]:
 
 @dataclass
 class Undecodable:
-    """The sampled records of a topic that cannot be decoded. ``errors``: their errors, in Kafka's order."""
+    """The sampled records of a topic that cannot be decoded, and their errors, in Kafka's order.
+
+    ``looked_at``: number of all sampled records.
+    """
 
     looked_at: int = 0
     errors: list[str] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def add(self, message: Message, error: str) -> None:
+        """Add a record and its error."""
+        self.messages.append(message)
+        self.errors.append(error)
+
+    def joined(self, other: Undecodable) -> Undecodable:
+        """Return the records of both, those of ``other`` last."""
+        errors, messages = [*self.errors, *other.errors], [*self.messages, *other.messages]
+        return Undecodable(self.looked_at, errors, messages)
 
     @property
     def text(self) -> str:
@@ -610,39 +624,49 @@ def _table_named(message: Message) -> TableId | None:
     return TableId(*names) if all(isinstance(name, str) and name for name in names) else None
 
 
+@dataclass
+class _TableRecords:
+    """The sampled records of one table. ``schemas``: the schemas of their rows, by object id."""
+
+    messages: list[Message] = field(default_factory=list)
+    schemas: dict[int, TableSchema | None] = field(default_factory=dict)
+
+
 def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
-    topic = read.topic
+    topic, most = read.topic, config.source.opens_up_to
     codec = CanalJsonCodec(
         options=config.source.options_of(CanalJsonOptions), definitions=config.definitions()
     )
-    tables: dict[TableId, list[Message]] = {}
-    # Records without rows, such as DDL, concern all tables.
-    others: list[Message] = []
+    tables = defaultdict[TableId, _TableRecords](_TableRecords)
     bad = defaultdict[TableId | None, Undecodable](Undecodable)
     messages = [*read.records(config)]
     for message in messages:
         try:
             events = codec.decode(message)
         except DecodeError as error:
-            bad[_table_named(message)].errors.append(shown_error(error))
-            events = ()
-        named = {event.table for event in events if isinstance(event, ChangeEvent)}
-        for table in named:
-            tables.setdefault(table, []).append(message)
-        if not named:
-            others.append(message)
-    most = config.source.opens_up_to
-    sampled = SampledTopic(config, SampledRecords(topic, others, opens_up_to=most), stored=stored)
+            bad[_table_named(message)].add(message, shown_error(error))
+            continue
+        for event in events:
+            if isinstance(event, ChangeEvent):
+                tables[event.table].messages.append(message)
+                tables[event.table].schemas[id(event.schema)] = event.schema
+    sampled = SampledTopic(config, SampledRecords(topic, messages, opens_up_to=most), stored=stored)
+    sampled.read_ddl()
     sampled.tables(topic).add(sorted(tables))
     for table, own in sorted(tables.items()):
-        errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
-        records = SampledRecords(topic, [*others, *own], opens_up_to=most)
+        undecodable = bad.pop(table, _NONE_BAD).joined(bad.get(None, _NONE_BAD))
+        records = SampledRecords(
+            topic,
+            [*own.messages, *undecodable.messages],
+            opens_up_to=most,
+            schemas=None if undecodable.messages else [*filter(None, own.schemas.values())],
+        )
         plan = _canal_table(config, sampled.of_records(records), table)
-        yield read.noted(Undecodable(len(messages), errors).reported_in(config, plan))
+        yield read.noted(dataclasses.replace(undecodable, looked_at=len(messages)).reported_in(config, plan))
     for about, left in bad.items():
         if about is not None or not tables:
             plan = TablePlan(about, topic)
-            yield read.noted(Undecodable(len(messages), left.errors).reported_in(config, plan))
+            yield read.noted(dataclasses.replace(left, looked_at=len(messages)).reported_in(config, plan))
     if not tables and not bad:
         yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))
 
@@ -714,7 +738,7 @@ class _Rows:
             try:
                 events = codec.decode(message)
             except DecodeError as error:
-                bad.errors.append(shown_error(error))
+                bad.add(message, shown_error(error))
                 continue
             for event in events if message.value is not None else ():  # a tombstone has only the key
                 if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from tidesink.events import Message, TableId
+from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -52,11 +52,20 @@ class SampledRecords:
     """The sampled records of one topic, as the reader of a schema source (``TopicReader``).
 
     ``messages``: the records, in any order. ``opens_up_to``: compressed values are decompressed for a
-    question, if they then have at most this number of bytes.
+    question, if they then have at most this number of bytes. ``schemas``: the schemas of all rows in the
+    records, or None if the rows were not decoded.
     """
 
-    def __init__(self, topic: str, messages: Iterable[Message], *, opens_up_to: int | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        messages: Iterable[Message],
+        *,
+        opens_up_to: int | None = None,
+        schemas: Sequence[TableSchema] | None = None,
+    ) -> None:
         self.topic = topic
+        self.schemas = schemas
         self._opens_up_to = opens_up_to
         self._messages: dict[int, list[Message]] = defaultdict(list)
         by_place = {(message.partition, message.offset): message for message in messages}
@@ -183,12 +192,16 @@ class SampledTopic:
         )
         self._tables = TopicTables(self.topic, pipeline=config.pipeline, store=self._store)
 
+    def read_ddl(self) -> None:
+        """Read the DDL events among the records once, for all tables of the topic."""
+        self._ddl.scan(self._records, self._records.offsets)
+
     def define(self, statement: DdlStatement) -> None:
         """Apply a statement that is not in the topic, as if it had been read just now."""
         self._ddl.define(self._records.offsets, statement)
 
     def of_records(self, records: SampledRecords) -> SampledTopic:
-        """Returns the same topic with only these records, for example the ones that concern one table.
+        """Returns the same topic with only these records, for example the ones of one table.
 
         Both share the topic's table definitions, and what schema sources have stored.
         """
@@ -237,9 +250,22 @@ class SampledTopic:
         """Build decode plans until one has all schemas and columns of the records, as in a worker's batch."""
         ranges, offsets = self._records.ranges, self._records.offsets
         for _ in range(_MOST_PLANS if ranges else 0):
+            if self._has_all_columns(decoding.columns()):
+                return
             summary = self._summary(decoding.columns())
             if not (summary.is_to_learn and decoding.learn(Missed(summary, ranges, offsets))):
                 return
+
+    def _has_all_columns(self, plan: DecodePlan) -> bool:
+        """Returns True if the records were decoded before and their rows show nothing to learn.
+
+        With a source database, the records are decoded again: a value that does not fit its column's type
+        makes a worker look up the type again.
+        """
+        if self._records.schemas is None or self._config.source.database is not None:
+            return False
+        names = {column.name for schema in self._records.schemas for column in schema.columns}
+        return not plan.rows.new_columns(names)
 
     def _summary(self, plan: DecodePlan) -> BatchSummary:
         """Returns the counts of a batch that decodes all records. The table's filter is not evaluated."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 
 from tests.unit.codecs.canal_json.messages import row_message
 from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
-from tidesink.cli.table_schemas import SampledRecords
+from tidesink.cli.table_schemas import SampledRecords, SampledTopic
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.config import Config
-from tidesink.events import Message, TableId
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.sinks.kafka.offsets import OffsetRange
 
@@ -65,6 +67,47 @@ def test_a_canal_json_table_has_the_columns_of_all_its_rows() -> None:
     )
     shown = {plan.table: [column.name for column in plan.columns] for plan in plans}
     assert shown == {T: ["id", "a", "b"], TableId("s", "u"): ["id", "z"]}
+
+
+CREATED: dict[str, Any] = {
+    **row_message({}, table="t"),
+    **{"isDdl": True, "type": "CREATE", "sql": "CREATE TABLE t (id INT PRIMARY KEY)", "data": None},
+}
+
+
+def test_a_canal_json_table_has_the_columns_of_its_ddl_and_the_other_columns_of_its_rows() -> None:
+    other = row_message({"id": "1"}, table="a")
+    (_, plan) = _canal(right(CANAL_JSON), other, CREATED, row_message({"id": "1"}), row_message(BEYOND))
+    assert (plan.types_from, [column.name for column in plan.columns]) == ("ddl", ["id", "b"])
+
+
+BEYOND = {"id": "2", "b": "x"}
+
+
+class _CountedRecords(SampledRecords):
+    """Counts how often the records are read as they are stored."""
+
+    reads = 0
+
+    def as_stored(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        self.reads += 1
+        return super().as_stored(ranges)
+
+
+@pytest.mark.parametrize(("rows", "reads"), [([{"id": "1"}], 0), ([{"id": "1"}, BEYOND], 2)])
+def test_records_are_decoded_for_a_table_only_if_their_rows_have_a_column_that_the_plan_lacks(
+    rows: list[dict[str, str]], reads: int
+) -> None:
+    codec, values = CanalJsonCodec(), [orjson.dumps(value) for value in (CREATED, *map(row_message, rows))]
+    messages = [Message("app", 0, at, None, value, at) for at, value in enumerate(values)]
+    changes = [event for message in messages for event in codec.decode(message)]
+    schemas = [event.schema for event in changes if isinstance(event, ChangeEvent) and event.schema]
+    topic = SampledTopic(right(CANAL_JSON), SampledRecords("app", messages))
+    topic.read_ddl()
+    records = _CountedRecords("app", messages, schemas=schemas)
+    opened = topic.of_records(records).open(T)
+    assert {column.name for column in opened.shape.columns} == {name for row in rows for name in row}
+    assert records.reads == reads
 
 
 def _record(*names: str) -> str:

@@ -200,12 +200,7 @@ class _RangeErrors:
         if code == KafkaError._AUTO_OFFSET_RESET:
             return self._out_of_range(number)
         if code in ABSENT:
-            return self._failure(
-                BrokerUnavailableError,
-                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its "
-                "brokers are starting. Check that the topic exists.",
-                number,
-            )
+            return self._failure(BrokerUnavailableError, absent_text(error), number)
         if code in REFUSED:
             return self._refused(error, number)
         if error.fatal() or not (error.retriable() or code in PASSING):
@@ -538,3 +533,11 @@ REFUSED: Final[Mapping[int, str]] = {
     KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing, so the data on the broker are "
     "damaged. See the broker's log",
 }
+
+
+def absent_text(error: KafkaError) -> str:
+    """Returns the message for an error in ``ABSENT``."""
+    return (
+        f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its brokers are "
+        "starting. Check that the topic exists."
+    )

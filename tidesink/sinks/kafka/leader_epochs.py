@@ -40,7 +40,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
-from tidesink.sinks.kafka.consume import ABSENT, REFUSED
+from tidesink.sinks.kafka.consume import ABSENT, REFUSED, absent_text
 from tidesink.sinks.kafka.fetch import FIXED_SETTINGS
 from tidesink.sinks.kafka.offsets import TopicOffsets, translated_error
 from tidesink.sinks.state.progress import LastRecord
@@ -467,12 +467,7 @@ class _Look:
         Other errors are ignored, because it retries.
         """
         if error.code() in ABSENT:
-            raise BrokerUnavailableError(
-                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its brokers "
-                "are starting. Check that the topic exists.",
-                topic=self._topic,
-                partition=number,
-            )
+            raise BrokerUnavailableError(absent_text(error), topic=self._topic, partition=number)
         if error.fatal() or error.code() in REFUSED:
             raise translated_error(error, self._topic)
 
