@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -39,7 +40,7 @@ from tidesink.cli.json_lines import read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, Options, TableOfTopic
-from tidesink.codecs.open import ALIASES, CODECS
+from tidesink.codecs.open import ALIASES, CODECS, protocols_using
 from tidesink.codecs.open import protocol_named as known_protocol
 from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.config import Config, load_config
@@ -75,6 +76,8 @@ _MEANING: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "keyspace": lambda name: {"namespace": name},
     "terminator": lambda _: {},
 }
+# Names in the codecs' options, of options that have another name here.
+_CODEC_NAMES: Final = {"integrity_check_level": "row_checksum", "keyspace": "namespace"}
 _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
 _CODECS: Final = [codec.options for codec in CODECS.values()]
 _TYPES: Final[Mapping[str, Any]] = {
@@ -386,6 +389,7 @@ def setting(values: Mapping[str, Any]) -> Setting:
     given = _given({name: value for name, value in values.items() if name not in _SETTING})
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
+    _check_used(values, name)
     _exclusive({"--schema-registry": schema_registry, "--registry-file": registry_file, "--schemas": schemas})
     listed = read_schemas(str(schemas)) if schemas else None
     if listed is not None:
@@ -407,6 +411,25 @@ def setting(values: Mapping[str, Any]) -> Setting:
         keys=stated_keys(loaded) if loaded else {},
         glue=GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None,
     )
+
+
+def _check_used(values: Mapping[str, Any], protocol: str) -> None:
+    """Check that the protocol uses each codec option of the command line.
+
+    Raises:
+        ConfigError: only other protocols use an option. The message names them.
+    """
+    for name in _HELP:
+        value, variable = values.get(name), _SECRETS.get(name)
+        # A variable of the environment may be set for commands with another protocol.
+        if value in (None, "") or (variable is not None and value == os.environ.get(variable)):
+            continue
+        users = protocols_using(_CODEC_NAMES.get(name, name))
+        if users and protocol not in users:
+            raise ConfigError(
+                f"{_option(name)} has no effect with protocol {protocol}. Only {' and '.join(users)} "
+                f"{'uses' if len(users) == 1 else 'use'} it. Remove {_option(name)}."
+            )
 
 
 with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
