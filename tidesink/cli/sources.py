@@ -94,8 +94,8 @@ _HELP: Final[Mapping[str, str]] = {
     "terminator": "Accepted as in the changefeed; has no effect here.",
     "avro_enable_watermark": "The topic carries watermark events (flat-avro).",
     "avro_include_before_value": "Values carry the row before the change (flat-avro, new TiCDC).",
-    "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
-    "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
+    "avro_decimal_handling_mode": "Form of decimals: precise or string (flat-avro).",
+    "avro_bigint_unsigned_handling_mode": "Form of unsigned bigints: long or string (flat-avro).",
     "integrity_check_level": "Row checksums: none, or correctness if rows carry them (flat-avro).",
     "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "namespace": "The changefeed's namespace; for encoding (flat-avro).",
@@ -104,14 +104,14 @@ _HELP: Final[Mapping[str, str]] = {
     "only_output_updated_columns": "In updates, the member old only has the changed columns (canal-json).",
     "delete_only_output_handle_key_columns": "Deletes carry only the key (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
-    "large_message_handle_option": "How large rows are sent: none, claim-check or handle-key-only; "
+    "large_message_handle_option": "Form of large rows: none, claim-check or handle-key-only; "
     "for encoding (canal-json).",
     "large_message_handle_compression": "Compression: none, snappy or lz4; for encoding "
     "(canal-json, debezium).",
     "claim_check_storage_uri": "Directory or URL of messages that are too large for Kafka (canal-json).",
     "claim_check_raw_value": "Claim-check files hold only the value; for encoding (canal-json).",
     "upstream_url": "SQLAlchemy URL of the upstream TiDB, to read rows sent only as keys (canal-json).",
-    "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8; for decoding (canal-json).",
+    "binary_text": "Text encoding of binary columns: iso-8859-1 or utf-8; for decoding (canal-json).",
     "max_decompressed_bytes": "Size limit of one message after decompression (canal-json, debezium).",
     "cluster_id": "TiCDC's cluster id, in schema names and the source block (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
