@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import CANAL, KEY, VALUE, capture, lines, run
+from tidesink.schema_registry import open_registry
 
 
 def test_encode_gives_the_records_back(schemas: str, tmp_path: Path) -> None:
@@ -46,6 +47,29 @@ def test_a_definition_gives_labels_to_canal_json(tmp_path: Path) -> None:
     encoded = run("encode", *options, stdin=decoded.stdout)
     value = json.loads(base64.b64decode(lines(encoded)[0]["value_b64"]))
     assert {**value, "ts": 2} == CANAL
+
+
+@pytest.mark.parametrize("protocol", ["flat-avro", "debezium-avro"])
+def test_no_schema_is_registered_for_a_line_that_cannot_be_encoded(tmp_path: Path, protocol: str) -> None:
+    ddl = tmp_path / "t.sql"
+    ddl.write_text("CREATE TABLE shop.t (id int primary key, n int)")
+    event = {
+        "type": "insert",
+        "table": {"schema": "shop", "name": "t"},
+        "key": {"id": 1},
+        "before": None,
+        "after": {"id": 1, "n": 1 << 40},
+        "commit_ts": 5,
+        "position": {"topic": "shop_t", "partition": 2, "offset": 5, "index": 0},
+    }
+    url = f"memory://refused-{protocol}"
+    options = ("--protocol", protocol, "--schema-registry", url, "--table-definition", str(ddl))
+    refused = run("encode", *options, "--register", stdin=json.dumps(event))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert open_registry(url).subjects() == []
+    event["after"] = {"id": 1, "n": 2}
+    assert run("encode", *options, "--register", stdin=json.dumps(event)).exit_code == 0
+    assert open_registry(url).subjects() == ["shop_t-key", "shop_t-value"]
 
 
 def test_lines_without_ids_are_registered_on_request(tmp_path: Path) -> None:

@@ -48,3 +48,31 @@ def test_help_shows_each_protocols_options_by_themselves(command: tuple[str, ...
     named = [option for options in sections.values() for option in options]
     assert sorted(set(named)) == sorted(named), "an option stands in one place"
     assert len(sections["Options"]) < 20
+
+
+@pytest.mark.parametrize(
+    ("command", "protocol", "option", "users"),
+    [
+        ("decode", "canal-json", "--checksum=warn", "Only flat-avro uses it."),
+        ("encode", "canal-json", "--keyspace=a", "Only flat-avro uses it."),
+        ("decode", "debezium-json", "--content-compatible", "Only canal-json uses it."),
+        ("encode", "canal-json", "--cluster-id=a", "Only debezium-json and debezium-avro use it."),
+    ],
+)
+def test_an_option_without_effect_is_an_error_that_names_its_protocols(
+    command: str, protocol: str, option: str, users: str
+) -> None:
+    result = run(command, "--protocol", protocol, option, "--input", "-", stdin="")
+    name = option.partition("=")[0]
+    assert result.exit_code == 2
+    assert f"{name} has no effect with protocol {protocol}. {users} Remove {name}." in " ".join(
+        result.stderr.split()
+    )
+
+
+def test_a_secret_from_the_environment_may_belong_to_another_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TIDESINK_UPSTREAM_URL", "mysql+pymysql://reader@host/shop")
+    result = run("decode", "--protocol", "debezium-json", "--input", "-", "-o", "json", stdin="")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")

@@ -58,6 +58,7 @@ from tidesink.errors import (
     TidesinkError,
 )
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, TableSchema, WatermarkEvent
+from tidesink.schema_registry import MemorySchemaRegistry
 
 
 @with_setting
@@ -531,6 +532,17 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
     return SchemaLines(setting, register=register).encode
 
 
+class _Codecs(NamedTuple):
+    """The codec of some lines.
+
+    ``trial``: the same codec with a registry in memory, or None without a registry. It encodes a line first,
+    so that no schema is registered for a line that cannot be encoded.
+    """
+
+    codec: Codec
+    trial: Codec | None
+
+
 class SchemaLines:
     """Encodes decoded lines with the column types of a registered schema (flat-avro) or table definition."""
 
@@ -539,10 +551,10 @@ class SchemaLines:
         self._definitions = setting.definitions
         self._register = register
         self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
-        self._codecs: dict[CodecOptions, Codec] = {}
+        self._codecs: dict[CodecOptions, _Codecs] = {}
         # For protocols without a registry, only the option decides whether DDL has the TiDB extension.
-        in_avro = CODECS[setting.protocol].registry
-        self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
+        self._in_avro = CODECS[setting.protocol].registry
+        self._sent = (WatermarkEvent, DdlEvent) if self._in_avro else (WatermarkEvent,)
         self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
@@ -555,8 +567,9 @@ class SchemaLines:
         """
         event = event_of(line, self._schema_of)
         codec, topic = self._codec, event.position.topic
+        options = CODECS[self._setting.protocol].options.of(self._setting.options)
         if not isinstance(codec, FlatAvroCodec) or isinstance(event, self._sent):
-            codec = self._codec_of(line, control=isinstance(event, self._sent))
+            options = self._options_of(options, line, control=isinstance(event, self._sent))
         elif isinstance(event, ChangeEvent):
             if event.schema_id is not None and event.schema_id != (None, None):
                 return codec.encode_with_ids(event)
@@ -566,24 +579,35 @@ class SchemaLines:
                     "--table-definition.",
                     table=str(event.table),
                 )
-        return codec.encode(event, topic=topic)
+        codecs = self._codecs_with(options)
+        if codecs.trial is not None:
+            codecs.trial.encode(event, topic=topic)
+        return codecs.codec.encode(event, topic=topic)
 
-    def _codec_of(self, line: Line, *, control: bool) -> Codec:
-        """Return the codec that encodes a line.
+    def _options_of(self, options: CodecOptions, line: Line, *, control: bool) -> CodecOptions:
+        """Return the options with which a line is encoded.
 
-        If the user gave no option for the compression, the codec uses the compression that the line names.
+        If the user gave no option for the compression, this is the compression that the line names.
         ``control``: True for watermarks, and for DDL in Avro, which need TiCDC's extension options.
         """
-        options = CODECS[self._setting.protocol].options.of(self._setting.options)
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
             options = options.updated({"large_message_handle_compression": kind})
         if control:
             # TiCDC only sends watermarks with the TiDB extension, and DDL in Avro with both options.
             options = options.updated({"enable_tidb_extension": True, "avro_enable_watermark": True})
+        return options
+
+    def _codecs_with(self, options: CodecOptions) -> _Codecs:
         if options not in self._codecs:
-            setting = self._setting
-            self._codecs[options] = open_codec(setting.protocol, registry=setting.registry, options=options)
+            protocol = self._setting.protocol
+            codec = open_codec(protocol, registry=self._setting.registry, options=options)
+            trial = (
+                open_codec(protocol, registry=MemorySchemaRegistry(), options=options)
+                if self._in_avro
+                else None
+            )
+            self._codecs[options] = _Codecs(codec, trial)
         return self._codecs[options]
 
     def _schema_of(self, line: Line) -> TableSchema:

@@ -212,7 +212,7 @@ def rewind(
         bool,
         typer.Option(
             "--to-beginning",
-            help="Read all records again, from the table's first one that Kafka still holds.",
+            help="Read all of the table's records again that Kafka still holds.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -39,7 +40,7 @@ from tidesink.cli.json_lines import read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, Options, TableOfTopic
-from tidesink.codecs.open import ALIASES, CODECS
+from tidesink.codecs.open import ALIASES, CODECS, protocols_using
 from tidesink.codecs.open import protocol_named as known_protocol
 from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.config import Config, load_config
@@ -75,6 +76,8 @@ _MEANING: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "keyspace": lambda name: {"namespace": name},
     "terminator": lambda _: {},
 }
+# Names in the codecs' options, of options that have another name here.
+_CODEC_NAMES: Final = {"integrity_check_level": "row_checksum", "keyspace": "namespace"}
 _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
 _CODECS: Final = [codec.options for codec in CODECS.values()]
 _TYPES: Final[Mapping[str, Any]] = {
@@ -91,8 +94,8 @@ _HELP: Final[Mapping[str, str]] = {
     "terminator": "Accepted as in the changefeed; has no effect here.",
     "avro_enable_watermark": "The topic carries watermark events (flat-avro).",
     "avro_include_before_value": "Values carry the row before the change (flat-avro, new TiCDC).",
-    "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
-    "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
+    "avro_decimal_handling_mode": "Form of decimals: precise or string (flat-avro).",
+    "avro_bigint_unsigned_handling_mode": "Form of unsigned bigints: long or string (flat-avro).",
     "integrity_check_level": "Row checksums: none, or correctness if rows carry them (flat-avro).",
     "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "namespace": "The changefeed's namespace; for encoding (flat-avro).",
@@ -101,14 +104,14 @@ _HELP: Final[Mapping[str, str]] = {
     "only_output_updated_columns": "In updates, the member old only has the changed columns (canal-json).",
     "delete_only_output_handle_key_columns": "Deletes carry only the key (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
-    "large_message_handle_option": "How large rows are sent: none, claim-check or handle-key-only; "
+    "large_message_handle_option": "Form of large rows: none, claim-check or handle-key-only; "
     "for encoding (canal-json).",
     "large_message_handle_compression": "Compression: none, snappy or lz4; for encoding "
     "(canal-json, debezium).",
     "claim_check_storage_uri": "Directory or URL of messages that are too large for Kafka (canal-json).",
     "claim_check_raw_value": "Claim-check files hold only the value; for encoding (canal-json).",
     "upstream_url": "SQLAlchemy URL of the upstream TiDB, to read rows sent only as keys (canal-json).",
-    "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8; for decoding (canal-json).",
+    "binary_text": "Text encoding of binary columns: iso-8859-1 or utf-8; for decoding (canal-json).",
     "max_decompressed_bytes": "Size limit of one message after decompression (canal-json, debezium).",
     "cluster_id": "TiCDC's cluster id, in schema names and the source block (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
@@ -386,6 +389,7 @@ def setting(values: Mapping[str, Any]) -> Setting:
     given = _given({name: value for name, value in values.items() if name not in _SETTING})
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
+    _check_used(values, name)
     _exclusive({"--schema-registry": schema_registry, "--registry-file": registry_file, "--schemas": schemas})
     listed = read_schemas(str(schemas)) if schemas else None
     if listed is not None:
@@ -407,6 +411,25 @@ def setting(values: Mapping[str, Any]) -> Setting:
         keys=stated_keys(loaded) if loaded else {},
         glue=GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None,
     )
+
+
+def _check_used(values: Mapping[str, Any], protocol: str) -> None:
+    """Check that the protocol uses each codec option of the command line.
+
+    Raises:
+        ConfigError: only other protocols use an option. The message names them.
+    """
+    for name in _HELP:
+        value, variable = values.get(name), _SECRETS.get(name)
+        # A variable of the environment may be set for commands with another protocol.
+        if value in (None, "") or (variable is not None and value == os.environ.get(variable)):
+            continue
+        users = protocols_using(_CODEC_NAMES.get(name, name))
+        if users and protocol not in users:
+            raise ConfigError(
+                f"{_option(name)} has no effect with protocol {protocol}. Only {' and '.join(users)} "
+                f"{'uses' if len(users) == 1 else 'use'} it. Remove {_option(name)}."
+            )
 
 
 with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)

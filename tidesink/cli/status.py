@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COUNTS = ("table", "read", "applied", "superseded", "without row", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
-# A worker is late if it has not updated its mark (sign of life) for this long. It waits at most 30 s for the
+# A worker is late if its mark (sign of life) is older than this. It waits at most 30 s for the
 # brokers.
 _LATE_SECONDS = 35.0
 
@@ -303,9 +303,9 @@ class RunningSnapshot(NamedTuple):
 def running_snapshot(
     status: TableStatus | None, progress: Progress | None, asked: SnapshotControl
 ) -> RunningSnapshot | None:
-    """Return the table's unfinished snapshot or resync, also if it is paused; None if there is none.
+    """Return the table's unfinished snapshot or resync, also if it is paused; None without one.
 
-    The status of a paused table, or of one that is not open yet, does not show its snapshot. And a status
+    The status of a table that is paused or not open yet does not show its snapshot. And a status
     shows the last cancel request only once a worker has saved it. So the table's progress decides, and the
     status only if the state store does not have the progress. ``progress``: from ``last_progress``.
     ``asked``: the table's stored request.
@@ -386,7 +386,7 @@ class _Requests(NamedTuple):
 class _Stored(NamedTuple):
     """The content of the state store that ``tidesink status`` shows; all empty without a store.
 
-    letters: Saved counts of open dead letters. cuts: State of the cuts, or None if the pipeline has none.
+    letters: Saved counts of open dead letters. cuts: State of the cuts, None without cuts.
     """
 
     asked: _Requests = _Requests()
@@ -553,7 +553,7 @@ class Lag(NamedTuple):
     """A table's lag: the records of its topic that are not applied, as of the worker's last report.
 
     records: Number of these records, or None if unknown.
-    seconds: Seconds that the table is behind now, or None if unknown.
+    seconds: Present lag in seconds, or None if unknown.
     of: Time from which ``seconds`` counts. ``kafka``: Kafka's timestamp of the oldest record that is not
         applied. ``source``: commit time of the newest applied change.
     """
@@ -564,7 +564,7 @@ class Lag(NamedTuple):
 
 
 def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
-    """Return a table's lag: the records that are not applied, and the seconds that the table is behind.
+    """Return a table's lag: the number of records that are not applied, and the lag in seconds.
 
     ``now``: the present time in seconds since 1970; by default that of the clock.
     """
@@ -616,7 +616,7 @@ def failure_lines(
 
 
 def next_line(table: TableId | None, *, works: bool) -> str:
-    """Return a line that tells the user what to do about an error that no worker retries by itself.
+    """Return the line with the next step after an error that no worker retries by itself.
 
     ``table``: the table, or None if the error concerns all tables. ``works``: True if a worker is alive.
     """
@@ -630,10 +630,10 @@ def next_line(table: TableId | None, *, works: bool) -> str:
 
 
 def paused_line(entry: TableStatus, *, works: bool) -> str:
-    """Return a line that tells the user how a paused table continues, also after a change of the config.
+    """Return the line with the command that continues a paused table, also after a change of the config.
 
-    A worker that starts tries each table again, except those that a user has paused. ``works``: True if a
-    worker is alive.
+    A worker that starts tries each table again, except the tables that a user has paused. ``works``: True if
+    a worker is alive.
     """
     resume = f"`tidesink resume {shlex.quote(str(entry.table))}`"
     if entry.details.get("rests"):

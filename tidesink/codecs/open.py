@@ -8,13 +8,13 @@ look up protocols here. CONTRIBUTING.md lists the further steps for a new protoc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.base import Codec, CodecOptions, CodecParts, Keys, TableOfTopic
-from tidesink.codecs.options import CanalJsonOptions, DebeziumOptions, FlatAvroOptions
+from tidesink.codecs.options import CanalJsonOptions, DebeziumModes, DebeziumOptions, FlatAvroOptions
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,6 +122,21 @@ def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[
     """
     taken = {name: getattr(codec, use) or frozenset() for name, codec in CODECS.items()}
     return frozenset[str]().union(*taken.values()) - taken[protocol]
+
+
+def protocols_using(option: str) -> tuple[str, ...]:
+    """Returns the protocols that use an option, by its name in the codecs' options.
+
+    A protocol uses the settings in ``Protocol.reads`` and ``Protocol.writes``, and the options of its codec.
+    debezium-json and debezium-avro share their options, as a changefeed may set all of them for either.
+    """
+
+    def used(known: Protocol) -> frozenset[str]:
+        names = {one.name for one in fields(known.options)}
+        modes = {one.name for one in fields(DebeziumModes)} if "debezium" in names else set()
+        return known.reads | (known.writes or frozenset()) | names | modes
+
+    return tuple(protocol for protocol, known in CODECS.items() if option in used(known))
 
 
 # Protocol names in TiCDC's documents that no release supports, and the protocols to use instead.

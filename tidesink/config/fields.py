@@ -185,7 +185,7 @@ def read_text(file: Path, shown: str = "") -> str:
 def without_secrets(value: str) -> str:
     """Return a state store's location (a path or a database URL) for messages.
 
-    In a URL, the password and the values after ``?`` are replaced by ``***``.
+    The password and the values after ``?`` in a URL are replaced by ``***``.
     """
     if "://" not in value:
         return value

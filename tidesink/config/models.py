@@ -283,11 +283,11 @@ class TableDefaults(Model):
     which one is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
     column always an error (`docs/guarantees.md`)."""
     snapshot: Snapshot = "never"
-    """Whether to load rows from `source.database` (`docs/snapshots.md`). `initial`: a new table is loaded
+    """Loading of rows from `source.database` (`docs/snapshots.md`). `initial`: a new table is loaded
     with all rows of the source table, in ranges of its key, while its changes are applied. `never`: a table
     only has the rows in its topic."""
     start: Start = "earliest"
-    """Where a new table starts to read its topic. `earliest`: at the first record that Kafka holds. `latest`:
+    """Start of a new table in its topic. `earliest`: at the first record that Kafka holds. `latest`:
     after the last record. A time, such as `2026-11-28T10:00:00Z`: at the first record with this Kafka
     timestamp or a later one. Earlier records are not applied, and their columns are not used. The start has
     no effect on a table that already has applied records; use `tidesink offsets rewind` instead. See

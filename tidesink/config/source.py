@@ -133,7 +133,7 @@ def kafka_problems(properties: KafkaProperties, setting: str = "source.kafka") -
 
 
 def security_problems(properties: KafkaProperties, setting: str) -> Iterator[Problem]:
-    """Yield problems of SASL and TLS properties: missing ones, and those that have no effect."""
+    """Yield the missing SASL and TLS properties, and the ones without effect, as problems."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
     # A property that is not allowed is already reported by kafka_problems.
@@ -164,7 +164,7 @@ def _without_effect(setting: str, names: set[str], security: str, needed: str) -
 def _login_problems(
     settings: Mapping[str, Any], refused: set[str], security: str, setting: str
 ) -> Iterator[Problem]:
-    """Yield problems of SASL properties: those that the mechanism requires, and those it does not use."""
+    """Yield the SASL properties that the mechanism lacks or does not use, as problems."""
     mechanism = settings.get("sasl.mechanism")
     is_oidc = settings.get("sasl.oauthbearer.method") == "oidc"
     needed: tuple[str, ...] = ("sasl.mechanism", "sasl.password", "sasl.username")
@@ -291,7 +291,7 @@ def _registry_url(url: str) -> str:
 def registry_section(value: Any) -> Any:
     """Return the section ``schema-registry`` in one form, with ``urls``.
 
-    The config may also give it as a plain URL, as a list of URLs, or as a section with ``url``.
+    In the config it may also be a plain URL, a list of URLs, or a section with ``url``.
     """
     if isinstance(value, str | list):
         return {"urls": value}
@@ -430,25 +430,25 @@ class DebeziumSettings(Model):
     """Options of a Debezium connector that its records do not show. Names are Debezium's, with ``-``."""
 
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
-    """How binary columns are written as text, if a definition shows that a column is binary: `bytes`,
+    """Text form of columns that a definition shows to be binary: `bytes`,
     `base64`, `base64-url-safe` or `hex`."""
     unavailable_value_placeholder: Annotated[str, Field(min_length=1)] | None = None
     """The connector's `unavailable.value.placeholder`, which replaces a value that the connector did not
     receive. Default: Debezium's own, `__debezium_unavailable_value`. TiCDC's messages have every value and no
     placeholder."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
-    """How decimals are written: `precise`, `string` or `double`. This setting and the following ones up to
+    """Form of decimals: `precise`, `string` or `double`. This setting and the following ones up to
     `decimal-format` only apply to records without a schema."""
     bigint_unsigned_handling_mode: UnsignedHandling = DebeziumModes.bigint_unsigned_handling_mode
-    """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
+    """Form of BIGINT UNSIGNED: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
-    """How times are written: `adaptive` (PostgreSQL), `adaptive_time_microseconds` (MySQL), `connect`,
+    """Form of times: `adaptive` (PostgreSQL), `adaptive_time_microseconds` (MySQL), `connect`,
     `isostring`, `microseconds`, `nanoseconds` or `structured`. Rows of a snapshot are written the same
     way."""
     interval_handling_mode: IntervalHandling = DebeziumModes.interval_handling_mode
-    """How PostgreSQL's intervals are written: `numeric` or `string`."""
+    """Form of PostgreSQL's intervals: `numeric` or `string`."""
     hstore_handling_mode: HstoreHandling = DebeziumModes.hstore_handling_mode
-    """How PostgreSQL's hstore is written: `json` or `map`."""
+    """Form of PostgreSQL's hstore: `json` or `map`."""
     decimal_format: DecimalFormat = DebeziumModes.decimal_format
     """The converter's `decimal.format`: `base64` or `numeric`."""
     unwrapped: bool = DebeziumOptions.debezium_unwrapped
@@ -509,7 +509,7 @@ class DatabaseSettings(Model):
 
 
 def _database_section(value: Any) -> Any:
-    """Return the section ``database``. The config may also give it as a plain URL."""
+    """Return the section ``database``. In the config it may also be a plain URL."""
     return {"url": value} if isinstance(value, str) else value
 
 
@@ -549,7 +549,7 @@ class SourceSettings(Model):
     delete_only_output_handle_key_columns: bool = CanalJsonOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry only the key. canal-json only."""
     binary_text: BinaryText = CanalJsonOptions.binary_text
-    """How the producer writes the bytes of BINARY, VARBINARY and BLOB columns as text. TiCDC documents
+    """Text encoding of the bytes of BINARY, VARBINARY and BLOB columns. TiCDC documents
     ISO-8859-1, one character per byte. According to reports, some versions (5.3, 7.5.4) write UTF-8; use
     `utf-8` for their topics. `docs/codecs.md` shows how to find out. canal-json only."""
     output_row_key: bool = CanalJsonOptions.output_row_key
@@ -558,7 +558,7 @@ class SourceSettings(Model):
     output_raw_change_event: bool = False
     """TiCDC: an update of a key is not split into a delete and an insert. Not allowed for flat-avro without
     `avro-include-before-value`, because the old key would be lost. Also not allowed with `sequence_by:
-    kafka`, because rows would be lost if a transaction gives a row the old key of another row."""
+    kafka`, because rows would be lost if a transaction assigns the old key of a row to another row."""
     large_message_handle_option: LargeMessageOption = CanalJsonOptions.large_message_handle_option
     """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
