@@ -40,6 +40,8 @@ class Protocol:
     c7b2588 and ticdc b813e76).
     ``writes``: settings of a target of type ``kafka`` that this protocol uses and some other protocol
     ignores; None if such a target cannot write the protocol.
+    ``needs_commit_ts``: True if such a target can write only rows that have a commit_ts.
+    ``utc``: True if such a target writes local times in UTC, whatever its time zone is.
     ``row_by_row``: the records that the codec's columnar step leaves to the row path, as text for users.
     """
 
@@ -53,6 +55,8 @@ class Protocol:
     connectors: bool = False
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] | None = None
+    needs_commit_ts: bool = False
+    utc: bool = False
     row_by_row: str = "all records, because this protocol is decoded record by record"
 
 
@@ -102,6 +106,8 @@ CODECS: Final[Mapping[str, Protocol]] = {
         connectors=True,
         reads=frozenset({"debezium", *_COMPRESSION}),
         writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
+        needs_commit_ts=True,
+        utc=True,
         row_by_row="tombstones, records without a schema next to the payload "
         "(value.converter.schemas.enable: false), TRUNCATE events, and records whose JSON does not have "
         "Kafka Connect's form",
@@ -114,6 +120,8 @@ CODECS: Final[Mapping[str, Protocol]] = {
         connectors=True,
         reads=frozenset({"debezium", "schema_registry"}),
         writes=frozenset({*_AVRO, "cluster_id"}),
+        needs_commit_ts=True,
+        utc=True,
         row_by_row="records with arrays, TRUNCATE events, and records with an unusual schema or header",
     ),
 }
