@@ -26,7 +26,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Row, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.schema_sources.open import DECODINGS
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -46,10 +45,6 @@ def codec_of(feed: Changefeed) -> Codec:
     return open_codec(
         feed.protocol, registry=feed.registry, table_of_topic=lambda _: TABLE, definitions=declared
     )
-
-
-def test_workers_read_every_codec() -> None:
-    assert DECODINGS.keys() == CODECS.keys()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
