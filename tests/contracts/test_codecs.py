@@ -21,11 +21,11 @@ from tests.decoded_batches import as_records, assert_same
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ValueOptions, rows_from_events
-from tidesink.codecs.open import ALIASES
+from tidesink.codecs.open import ALIASES, Protocol
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Row, TableSchema
-from tidesink.sinks.schema_sources.open import DECODINGS
+from tidesink.schema_registry import MemorySchemaRegistry
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -47,8 +47,11 @@ def codec_of(feed: Changefeed) -> Codec:
     )
 
 
-def test_workers_read_every_codec() -> None:
-    assert DECODINGS.keys() == CODECS.keys()
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_columnar_step_has_a_text_about_the_records_that_it_leaves(protocol: str) -> None:
+    codec = open_codec(protocol, registry=MemorySchemaRegistry())
+    has_step = codec.columnar(ValueOptions()) is not None
+    assert has_step == (CODECS[protocol].row_by_row != Protocol.row_by_row)
 
 
 def test_no_two_protocols_share_a_name() -> None:

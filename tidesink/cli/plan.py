@@ -244,7 +244,7 @@ def init(
         str | None,
         typer.Option(
             help=f"The protocol that TiCDC or Debezium writes: {', '.join(CODECS)}; the default is "
-            "flat-avro. Debezium's connectors write the last two."
+            "flat-avro. Debezium's connectors write debezium-json and debezium-avro."
         ),
     ] = None,
     sink_uri: SinkUri = None,

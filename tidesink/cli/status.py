@@ -33,6 +33,7 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
+from tidesink.codecs.open import CODECS
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, fold_name, physical_ms
@@ -732,18 +733,7 @@ def row_by_row_reason(source: SourceSettings) -> str:
     """Return which records of the source's protocol are decoded one by one, or why all of them are."""
     if source.checksum != "off":
         return f"source.checksum: {source.checksum} requires the checksum of each row"
-    return _ROW_BY_ROW[source.protocol]
-
-
-_ROW_BY_ROW = {
-    "flat-avro": "records whose Avro schema or header differs from TiCDC's",
-    "canal-json": "records whose JSON does not have TiCDC's form, and records that cannot be decoded",
-    "debezium-json": (
-        "tombstones, records without a schema next to the payload (value.converter.schemas.enable: false), "
-        "TRUNCATE events, and records whose JSON does not have Kafka Connect's form"
-    ),
-    "debezium-avro": "records with arrays, TRUNCATE events, and records with an unusual schema or header",
-}
+    return CODECS[source.protocol].row_by_row
 
 
 def without_row_lines(entry: TableStatus) -> list[str]:

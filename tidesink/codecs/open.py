@@ -40,6 +40,9 @@ class Protocol:
     c7b2588 and ticdc b813e76).
     ``writes``: settings of a target of type ``kafka`` that this protocol uses and some other protocol
     ignores; None if such a target cannot write the protocol.
+    ``needs_commit_ts``: True if such a target can write only rows that have a commit_ts.
+    ``utc``: True if such a target writes local times in UTC, whatever its time zone is.
+    ``row_by_row``: the records that the codec's columnar step leaves to the row path, as text for users.
     """
 
     opens: str
@@ -52,6 +55,9 @@ class Protocol:
     connectors: bool = False
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] | None = None
+    needs_commit_ts: bool = False
+    utc: bool = False
+    row_by_row: str = "all records, because this protocol is decoded record by record"
 
 
 _TICDC: Final = ("enable_tidb_extension", "output_raw_change_event")
@@ -67,6 +73,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
         registry=True,
         reads=frozenset({*_TICDC, *_AVRO, "avro_enable_watermark", "avro_include_before_value", "checksum"}),
         writes=frozenset({*_AVRO, "namespace"}),
+        row_by_row="records whose Avro schema or header differs from TiCDC's",
     ),
     "canal-json": Protocol(
         "tidesink.codecs.canal_json.codec:open_canal_json",
@@ -89,6 +96,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
             }
         ),
         writes=frozenset({"content_compatible", "large_message_handle_compression"}),
+        row_by_row="records whose JSON does not have TiCDC's form, and records that cannot be decoded",
     ),
     "debezium-json": Protocol(
         "tidesink.codecs.debezium.codec:open_debezium_json",
@@ -98,6 +106,11 @@ CODECS: Final[Mapping[str, Protocol]] = {
         connectors=True,
         reads=frozenset({"debezium", *_COMPRESSION}),
         writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
+        needs_commit_ts=True,
+        utc=True,
+        row_by_row="tombstones, records without a schema next to the payload "
+        "(value.converter.schemas.enable: false), TRUNCATE events, and records whose JSON does not have "
+        "Kafka Connect's form",
     ),
     "debezium-avro": Protocol(
         "tidesink.codecs.debezium.codec:open_debezium_avro",
@@ -107,6 +120,9 @@ CODECS: Final[Mapping[str, Protocol]] = {
         connectors=True,
         reads=frozenset({"debezium", "schema_registry"}),
         writes=frozenset({*_AVRO, "cluster_id"}),
+        needs_commit_ts=True,
+        utc=True,
+        row_by_row="records with arrays, TRUNCATE events, and records with an unusual schema or header",
     ),
 }
 # The protocol's name in ``CODECS`` by each of its names.

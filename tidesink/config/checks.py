@@ -92,7 +92,7 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
             "is also a rule of source.topics on the same brokers, so the pipeline would read its messages",
             "add a prefix, such as copy_{schema}_{table}",
         )
-    if source.lacks_commit_ts and target.protocol.startswith("debezium"):
+    if source.lacks_commit_ts and CODECS[target.protocol].needs_commit_ts:
         yield Problem(
             "target.protocol",
             f"{target.protocol} writes the commit_ts of each row, but the source's records do not have one",

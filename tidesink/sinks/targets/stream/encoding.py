@@ -228,11 +228,11 @@ def prepare(
 
 
 def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
-    """Set the time zone of the options to UTC for Debezium's protocols, whose messages have UTC times.
+    """Set the time zone of the options to UTC for protocols whose messages have UTC times.
 
     With local times, the hour that occurs twice each autumn would be ambiguous.
     """
-    return replace(options, time_zone="UTC") if protocol.startswith("debezium") else options
+    return replace(options, time_zone="UTC") if CODECS[protocol].utc else options
 
 
 def _probe(column_type: ColumnType) -> Value:
@@ -292,7 +292,7 @@ class Encoder:
 
     def _check(self, row: MessageRow) -> None:
         row.check_key()
-        if row.commit_ts is None and self._protocol.startswith("debezium"):
+        if row.commit_ts is None and CODECS[self._protocol].needs_commit_ts:
             raise EncodeError(
                 f"The source sends no commit_ts, but {self._protocol} needs one. Set enable-tidb-extension = "
                 "true at the changefeed and under source, or set target.protocol to flat-avro or canal-json."

@@ -109,15 +109,15 @@ def test_a_row_without_a_key_is_refused(protocol: str) -> None:
     assert caught.value.context["column"] == "id"
 
 
-@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if not CODECS[name].needs_commit_ts])
 def test_a_source_without_commit_ts_is_written_all_the_same(protocol: str) -> None:
     (event,) = Round(protocol, shape_with()).events([("upsert", {"id": 1}, {"id": 1})])
     assert event.commit_ts is None
     assert event.after == {"id": 1}
 
 
-@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
-def test_debezium_needs_commit_ts(protocol: str) -> None:
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if CODECS[name].needs_commit_ts])
+def test_a_protocol_that_needs_a_commit_ts_refuses_a_row_without_one(protocol: str) -> None:
     with pytest.raises(EncodeError, match="enable-tidb-extension"):
         Round(protocol, shape_with()).events([("upsert", {"id": 1}, {"id": 1})])
 
@@ -183,7 +183,7 @@ def test_a_moment_is_the_same_one_in_any_zone(protocol: str, zone: str, kind: st
         (event.after or {})["at"]
         for event in Round(protocol, shape, options).events(rows, _commit_ts=[COMMIT_TS] * len(rows))
     ]
-    told_in = "UTC" if protocol.startswith("debezium") else zone
+    told_in = "UTC" if CODECS[protocol].utc else zone
     found = [_moment_read(text, told_in) for text in texts]
     if told_in != "Europe/Berlin":
         assert found == list(MOMENTS)
