@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -75,18 +76,6 @@ def words_of(protocol: str) -> Words:
     return _FLAT_AVRO if protocol == "flat-avro" else _TICDC
 
 
-_SHOWN_AS: Final[Mapping[TargetType, str]] = MappingProxyType(
-    {
-        TargetType.DELTA: "Delta tables in a lake",
-        TargetType.ICEBERG: "Iceberg tables in a catalog",
-        TargetType.POSTGRES: "tables in a Postgres database",
-        TargetType.MYSQL: "tables in a MySQL or MariaDB server",
-        TargetType.KAFKA: "messages in Kafka topics",
-        TargetType.HTTP: "requests to an HTTP endpoint",
-    }
-)
-
-
 class Target(NamedTuple):
     """The config's ``target`` section: its lines, a description of the tables, and notes for the user."""
 
@@ -108,23 +97,27 @@ def target_section(target: str | None, kind: TargetType | None) -> Target:
     chosen = kind or TargetType(named or "delta")
     wanted = {TargetType.ICEBERG: ("http", None), TargetType.DELTA: (None,)}.get(chosen, (chosen.value,))
     if target is not None and named not in wanted:
-        hint = f"--target-type {named}" if named else f"a URL such as {_EXAMPLES[chosen]}"
+        hint = f"--target-type {named}" if named else f"a URL such as {_TEMPLATES[chosen].example}"
         raise ConfigError(f"--target does not name a target of type {chosen.value}. Give {hint}.")
-    lines, notes = _SECTIONS[chosen](target)
-    return Target(f"  type: {chosen.value}\n{lines}", _SHOWN_AS[chosen], tuple(notes))
+    template = _TEMPLATES[chosen]
+    lines, notes = template.section(target or template.example)
+    return Target(f"  type: {chosen.value}\n{lines}", template.called, tuple(notes))
 
 
 _Section = tuple[str, Sequence[str]]
-_EXAMPLES: Final[Mapping[TargetType, str]] = MappingProxyType(
-    {
-        TargetType.DELTA: "./lake",
-        TargetType.ICEBERG: "./ice",
-        TargetType.POSTGRES: "postgresql://db.example.com:5432/shop",
-        TargetType.MYSQL: "mysql://db.example.com:3306",
-        TargetType.KAFKA: "kafka://copies.example.com:9092",
-        TargetType.HTTP: "https://api.example.com/changes/{schema}/{table}",
-    }
-)
+
+
+class _Template(NamedTuple):
+    """How to write the config section of a type of target.
+
+    ``called``: a description of the tables.
+    ``example``: the path or URL in a config for which ``--target`` was not given.
+    ``section``: returns the lines for a path or URL, and notes for the user.
+    """
+
+    called: str
+    example: str
+    section: Callable[[str], _Section]
 
 
 _ON_S3: Final = (
@@ -134,21 +127,20 @@ _ON_S3: Final = (
 )
 
 
-def _delta(target: str | None) -> _Section:
-    path = target or "./lake"
+def _delta(path: str) -> _Section:
     is_on_s3 = scheme_of(path) in S3_SCHEMES
     notes = ["the lake is on S3. Read the comment above target.single-writer"] if is_on_s3 else []
     table = '  table: "{schema}/{table}"\n'
     return f"  path: {_scalar(path)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
 
 
-def _iceberg(target: str | None) -> _Section:
+def _iceberg(location: str) -> _Section:
     """Return the section of an Iceberg target.
 
     A folder gets a Hadoop catalog, an HTTP URL is used as a REST catalog, and a bucket gets a REST catalog
     whose address the user fills in.
     """
-    location, notes = target or "./ice", list[str]()
+    notes = list[str]()
     if "://" not in location:
         kind, properties = "hadoop", {"warehouse": location}
     elif type_of_url(location) == "http":
@@ -166,11 +158,9 @@ def _iceberg(target: str | None) -> _Section:
     ), notes
 
 
-def _database(kind: TargetType, target: str | None) -> _Section:
-    parts = urlsplit(target or _EXAMPLES[kind])
-    bare = parts._replace(
-        scheme="postgresql" if kind is TargetType.POSTGRES else "mysql", netloc=_host(parts), query=""
-    )
+def _database(scheme: str, url: str) -> _Section:
+    parts = urlsplit(url)
+    bare = parts._replace(scheme=scheme, netloc=_host(parts), query="")
     reference = f"${{env:{TARGET_VARIABLE}}}"
     password = f"  password: {reference}\n" if parts.password else f"  # password: {reference}\n"
     notes = [f"set {TARGET_VARIABLE} to the password of the target's user"] if parts.password else []
@@ -184,16 +174,8 @@ def _database(kind: TargetType, target: str | None) -> _Section:
     ), notes
 
 
-def _postgres(target: str | None) -> _Section:
-    return _database(TargetType.POSTGRES, target)
-
-
-def _mysql(target: str | None) -> _Section:
-    return _database(TargetType.MYSQL, target)
-
-
-def _kafka(target: str | None) -> _Section:
-    brokers = _host(urlsplit(target or _EXAMPLES[TargetType.KAFKA]))
+def _kafka(url: str) -> _Section:
+    brokers = _host(urlsplit(url))
     return (
         f"  brokers: {_scalar(brokers)}\n"
         "  # If these are the source's brokers, this rule must not match a topic of source.topics.\n"
@@ -202,8 +184,8 @@ def _kafka(target: str | None) -> _Section:
     ), ()
 
 
-def _http(target: str | None) -> _Section:
-    parts = urlsplit(target or _EXAMPLES[TargetType.HTTP])
+def _http(url: str) -> _Section:
+    parts = urlsplit(url)
     notes = (
         ["user and password were not copied from the URL. Set them under target.auth"]
         if parts.username
@@ -212,14 +194,22 @@ def _http(target: str | None) -> _Section:
     return f"  url: {_scalar(parts._replace(netloc=_host(parts)).geturl())}\n  format: json-lines\n", notes
 
 
-_SECTIONS: Final = MappingProxyType(
+_TEMPLATES: Final[Mapping[TargetType, _Template]] = MappingProxyType(
     {
-        TargetType.DELTA: _delta,
-        TargetType.ICEBERG: _iceberg,
-        TargetType.POSTGRES: _postgres,
-        TargetType.MYSQL: _mysql,
-        TargetType.KAFKA: _kafka,
-        TargetType.HTTP: _http,
+        TargetType.DELTA: _Template("Delta tables in a lake", "./lake", _delta),
+        TargetType.ICEBERG: _Template("Iceberg tables in a catalog", "./ice", _iceberg),
+        TargetType.POSTGRES: _Template(
+            "tables in a Postgres database",
+            "postgresql://db.example.com:5432/shop",
+            partial(_database, "postgresql"),
+        ),
+        TargetType.MYSQL: _Template(
+            "tables in a MySQL or MariaDB server", "mysql://db.example.com:3306", partial(_database, "mysql")
+        ),
+        TargetType.KAFKA: _Template("messages in Kafka topics", "kafka://copies.example.com:9092", _kafka),
+        TargetType.HTTP: _Template(
+            "requests to an HTTP endpoint", "https://api.example.com/changes/{schema}/{table}", _http
+        ),
     }
 )
 

@@ -429,6 +429,9 @@ class TargetTable(Protocol):
     def committed(self) -> Progress | None:
         """Return the progress that the target has now; None if no batch was ever applied.
 
+        A batch that is being applied does not count. So the ledger is read outside the batch's transaction,
+        which may be open: ``hooks.on_staged`` may call this method.
+
         Raises:
             StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: for the same reasons
                 as ``claim``.
