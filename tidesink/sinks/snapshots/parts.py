@@ -926,8 +926,13 @@ class PartJob(ReadingJob):
         return replace(rules, bound=None)
 
     def inputs(self, attempt: Attempt) -> Inputs:
-        """Return what the tasks read for the part."""
-        return self.source.inputs(self.part, attempt)
+        """Return what the tasks read for the part.
+
+        Raises:
+            ConfigError: rows that are looked up for it are larger than a task may hold in memory.
+        """
+        with _limited_ranges(attempt.services.settings.table):
+            return self.source.inputs(self.part, attempt)
 
     def read(self, run: TaskRun, hold: Hold, services: Services) -> TaskResults:
         """Run the tasks.
@@ -935,10 +940,8 @@ class PartJob(ReadingJob):
         Raises:
             ConfigError: a key range is larger than a task may hold in memory.
         """
-        try:
+        with _limited_ranges(services.settings.table):
             return super().read(run, hold, services)
-        except RangeTooLargeError as exc:
-            raise ConfigError(_TOO_LARGE, table=str(services.settings.table)) from exc
 
     def accept(self, reduction: Reduction, hold: Hold, services: Services) -> Verdict:  # noqa: ARG002
         """Decide if the part can be applied as it was read.
@@ -1015,6 +1018,15 @@ class PartJob(ReadingJob):
         }
         begins = part.before.after is None and not part.sweeps
         return with_part(progress.source_reads, read, offsets, begins=begins)
+
+
+@contextmanager
+def _limited_ranges(table: TableId) -> Iterator[None]:
+    """Name the setting of snapshots if a range is larger than a task may hold in memory."""
+    try:
+        yield
+    except RangeTooLargeError as exc:
+        raise ConfigError(_TOO_LARGE, table=str(table)) from exc
 
 
 def _seen(hold: Hold, services: Services) -> int | None:

@@ -18,7 +18,11 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.records import RecordedColumns
 from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
+from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.jobs.base import Attempt, Inputs
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.snapshots.parts import (
+    PartJob,
     Snapshot,
     SnapshotPart,
     SnapshotRefusedError,
@@ -303,3 +307,20 @@ def test_columns_that_the_database_alone_knows_of_are_waited_for(
         assert not found.waits({0: 10}, {0: 10})
         reason = found.details(_progress(3))["snapshot"]["reason"]
         assert all(name in reason for name in (*gap.lost, *gap.new))
+
+
+class _Large:
+    """A part whose rows are looked up before the tasks run, and are more than a task may hold."""
+
+    def inputs(self, _part: SnapshotPart, _attempt: Attempt) -> Inputs:
+        raise RangeTooLargeError.of(FetchRange("app", 0, 0, 1), 1 << 20)
+
+
+def test_a_look_up_of_too_many_bytes_names_the_setting_of_snapshots() -> None:
+    """A sweep looks up the keys of its part in the source. Smaller batches of changes would not help."""
+    settings = Config.model_validate(changed(FLAT_AVRO)).table_config(ORDERS)
+    attempt: Any = SimpleNamespace(services=SimpleNamespace(settings=settings))
+    job = PartJob(cast(Any, None), cast(Any, None), _Large())
+    with pytest.raises(ConfigError, match=r"Lower source\.database\.chunk-rows") as caught:
+        job.inputs(attempt)
+    assert caught.value.context["table"] == "shop.orders"
