@@ -67,14 +67,6 @@ class RowDecision:
     chosen: Chosen = field(default_factory=dict)
 
 
-class TableEmptiesError(Exception):
-    """Raised before a batch is applied: DDL requires that the table is emptied first."""
-
-    def __init__(self, decision: RowDecision) -> None:
-        super().__init__("DDL empties the table")
-        self.decision = decision
-
-
 def decide_rows(
     statements: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
