@@ -29,15 +29,11 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment, may_change_values
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
+    DdlEffects,
     RowChange,
     RowDdl,
-    altered_tables,
-    moved_tables,
     named_by,
-    renamed_columns,
-    row_changes,
     shown_time,
-    tables_made_like,
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
@@ -115,6 +111,11 @@ class DdlStatement(NamedTuple):
     def about(self) -> TableId | None:
         """The table that the event names, or None."""
         return TableId(self.database, self.table) if self.table else None
+
+    def changes_rows(self, changes: Iterable[RowChange]) -> Iterator[RowDdl]:
+        """Yields these changes of existing rows, together with the statement that makes them."""
+        for change in changes:
+            yield RowDdl.of(change, self.sql, moment=self.since, offset=self.offset, odd_time=self.odd_time)
 
 
 class DdlWarning(NamedTuple):
@@ -506,13 +507,13 @@ class TopicDdl:
         before = unread.known
         definitions = TableDefinitions.from_json(before.definitions.to_json())
         version = definitions.version
-        new = applied(definitions, page.statements, self._topic)
-        warnings = tuple(dict.fromkeys((*before.warnings, *new)))[-_MOST_WARNINGS:]
+        learned = learn(definitions, page.statements, self._topic)
+        warnings = tuple(dict.fromkeys((*before.warnings, *learned.warnings)))[-_MOST_WARNINGS:]
         newest = max((statement.offset for statement in page.statements), default=-1)
         state = _Known(
             definitions,
             warnings,
-            with_rows(before.rows, page.statements),
+            with_rows(before.rows, learned.rows),
             page.last or before.last,
             None if before.newest is None else max(before.newest, newest),
         )
@@ -631,23 +632,14 @@ def _lost(state: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
             yield DdlWarning(f"{text} Statement: {ddl.statement[:_SHOWN_SQL]}", ddl.table)
 
 
-def with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Returns all known statements that change existing rows.
+def with_rows(previous: Sequence[RowDdl], new: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
+    """Returns the newest of all known statements that change existing rows: ``previous``, and then ``new``.
 
-    These are ``previous``, and those of ``statements`` that change existing rows. If a statement was sent
-    twice, only its first record counts.
+    If a statement was sent twice, only its first record counts.
     """
-    merged = {(ddl.table, ddl.kind, ddl.at): ddl for ddl in previous}
-    for statement in statements:
-        for change in _row_changes(statement):
-            ddl = RowDdl.of(
-                change,
-                statement.sql,
-                moment=statement.since,
-                offset=statement.offset,
-                odd_time=statement.odd_time,
-            )
-            merged.setdefault((ddl.table, ddl.kind, ddl.at), ddl)
+    merged = dict[tuple[TableId, str, str], RowDdl]()
+    for ddl in (*previous, *new):
+        merged.setdefault((ddl.table, ddl.kind, ddl.at), ddl)
     return newest_row_ddl(merged.values())
 
 
@@ -663,53 +655,70 @@ def newest_row_ddl(statements: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
     return tuple(reversed(newest[:_MOST_OF_ALL_NAMES]))
 
 
-def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
-    about = statement.about
-    try:
-        return row_changes(statement.sql, statement.database, about=about)
-    except ConfigError:
-        return (RowChange(about or TableId(statement.database, ""), "unknown", NOT_UNDERSTOOD),)
+class Learned(NamedTuple):
+    """The effects of DDL statements besides those on the definitions.
+
+    ``warnings``: warnings for the user. ``rows``: statements that change existing rows.
+    """
+
+    warnings: list[DdlWarning]
+    rows: list[RowDdl]
 
 
-def applied(
-    definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
-) -> Iterator[DdlWarning]:
-    """Applies the statements to the definitions, one at a time. Yields the warnings about each statement."""
+def learn(definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str) -> Learned:
+    """Applies the statements to the definitions, in order, and returns their other effects.
+
+    Each statement is split and parsed here once, for all tables of the topic.
+    """
+    learned = Learned([], [])
     for statement in statements:
-        for warning in _applied(definitions, statement, topic):
-            yield warning._replace(text=f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}")
+        for warning in _learned(definitions, statement, topic, learned.rows):
+            text = f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}"
+            learned.warnings.append(warning._replace(text=text))
+    return learned
 
 
-def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
-    """Apply one statement to the definitions, and yield a warning for each effect that is not applied."""
+def _learned(
+    definitions: TableDefinitions, statement: DdlStatement, topic: str, rows: list[RowDdl]
+) -> Iterator[DdlWarning]:
+    """Applies one statement to the definitions, and adds its changes of existing rows to ``rows``.
+
+    Yields a warning for each effect that is not applied.
+    """
+    effects = DdlEffects(statement.sql, statement.database, about=statement.about)
+    try:
+        # Read first: if it raises ConfigError, the definitions are not changed.
+        changes = effects.row_changes()
+    except ConfigError as exc:
+        table = statement.about or TableId(statement.database, "")
+        rows += statement.changes_rows([RowChange(table, "unknown", NOT_UNDERSTOOD)])
+        yield _unreadable(statement, topic, exc)
+        return
+    rows += statement.changes_rows(changes)
+    yield from _applied(definitions, statement, effects, topic)
+
+
+def _applied(
+    definitions: TableDefinitions, statement: DdlStatement, effects: DdlEffects, topic: str
+) -> Iterator[DdlWarning]:
     readded = definitions.readded()
     try:
-        about = statement.about
-        # Called only to raise ConfigError before ``definitions`` are changed.
-        row_changes(statement.sql, statement.database, about=about)
-        for table, old, new in renamed_columns(statement.sql, statement.database):
+        for table, old, new in effects.renamed_columns():
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
-        for table in moved_tables(statement.sql, statement.database):
-            named = (
-                [table]
-                if table.schema
-                else [table_id for table_id in definitions if named_by(table, table_id)]
-            )
+        for table in effects.moved_tables():
+            named = [table] if table.schema else [known for known in definitions if named_by(table, known)]
             schemas = [definitions.get(table_id) for table_id in named]
             if not schemas or not all(schema is not None and schema.handle_columns for schema in schemas):
                 yield DdlWarning(_REKEYED, table)
-        altered = altered_tables(statement.sql, statement.database)
+        altered = effects.altered_tables()
         if statement.odd_time:
             yield from (_untimed(table, statement.odd_time) for table in altered)
         unreported = [table for table in altered if table not in definitions]
-        made_like = tables_made_like(statement.sql, statement.database)
+        made_like = effects.tables_made_like()
         before = {table: definitions.get(table) for table in altered}
-        definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
+        definitions.apply_text(effects, since=statement.since)
     except ConfigError as exc:
-        yield DdlWarning(
-            f"A DDL event of topic {topic} cannot be read ({exc.message}), so its changes are not applied.",
-            statement.about,
-        )
+        yield _unreadable(statement, topic, exc)
         return
     for table in unreported:
         if table not in definitions:
@@ -725,6 +734,13 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             "their old values of the column in the target.",
             table,
         )
+
+
+def _unreadable(statement: DdlStatement, topic: str, error: ConfigError) -> DdlWarning:
+    return DdlWarning(
+        f"A DDL event of topic {topic} cannot be read ({error.message}), so its changes are not applied.",
+        statement.about,
+    )
 
 
 _RENAMED: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,11 +15,18 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import RowDdl, altered_tables
+from tidesink.ddl.row_changes import DdlEffects, RowDdl
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch import topic_ddl
-from tidesink.sinks.batch.topic_ddl import DdlPages, DdlStatement, TopicDdl, _Page, _statement, applied
+from tidesink.sinks.batch.topic_ddl import (
+    DdlPages,
+    DdlStatement,
+    TopicDdl,
+    _Page,
+    _statement,
+    learn,
+    with_rows,
+)
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
@@ -48,7 +55,7 @@ T = TableId("s", "t")
     ],
 )
 def test_alters_that_change_columns_or_keys(part: str, changes: bool) -> None:
-    assert altered_tables(f"ALTER TABLE t {part}", "s") == ((T,) if changes else ())
+    assert DdlEffects(f"ALTER TABLE t {part}", "s").altered_tables() == ((T,) if changes else ())
 
 
 @pytest.mark.parametrize(
@@ -72,12 +79,12 @@ def test_an_alter_that_the_definition_has_already_changes_nothing(part: str, had
     """A definition of the database may be newer than the moment at which it was asked for."""
     create, alter = "create table t ({})", f"ALTER TABLE t {part}"
     told, looked_up = TableDefinitions(), TableDefinitions()
-    assert not [*applied(told, [DdlStatement("s", create.format(had), 10)], "cdc")]
+    assert not learn(told, [DdlStatement("s", create.format(had), 10)], "cdc").warnings
     before = told.get(T)
-    warnings = [*applied(told, [DdlStatement("s", alter, 20)], "cdc")]
+    warnings = learn(told, [DdlStatement("s", alter, 20)], "cdc").warnings
     assert told.get(T) != before
     shown = [DdlStatement("s", create.format(has), 15), DdlStatement("s", alter, 20)]
-    assert [*applied(looked_up, shown, "cdc")] == warnings
+    assert learn(looked_up, shown, "cdc").warnings == warnings
     assert _columns(looked_up) == _columns(told)
     assert not looked_up.readded()
 
@@ -95,7 +102,8 @@ def _columns(definitions: TableDefinitions) -> list[Any]:
 
 def _said(*statements: str) -> list[str]:
     definitions = TableDefinitions()
-    return [w.text for w in applied(definitions, [DdlStatement("s", sql) for sql in statements], "cdc")]
+    learned = learn(definitions, [DdlStatement("s", sql) for sql in statements], "cdc")
+    return [warning.text for warning in learned.warnings]
 
 
 def test_the_event_of_a_rename_tells_the_database_of_the_new_name() -> None:
@@ -104,7 +112,7 @@ def test_the_event_of_a_rename_tells_the_database_of_the_new_name() -> None:
         DdlStatement("other", sql, table=table)
         for sql, table in ((CREATE, "t"), ("ALTER TABLE `other`.`t` RENAME TO `u`", "u"))
     )
-    assert [*applied(definitions, [created, renamed], "cdc")] == []
+    assert learn(definitions, [created, renamed], "cdc").warnings == []
     assert [*definitions] == [TableId("other", "u")]
 
 
@@ -132,6 +140,11 @@ def test_a_statement_that_cannot_be_read_says_so_beside_what_it_does() -> None:
 def test_long_statements_are_cut() -> None:
     said, _ = _said(f"ALTER TABLE t RENAME COLUMN a TO b /* {'x' * 999} */")
     assert len(said.partition("Statement: ")[2]) < 220
+
+
+def _with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
+    """What is known of rows once the statements are read, of tables that nothing defines."""
+    return with_rows(previous, learn(TableDefinitions(), statements, "cdc").rows)
 
 
 class _ScriptedDdl(TopicDdl):
@@ -204,7 +217,7 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
     ]
     assert [one.kind for one in first.row_ddl(TableId("s", "u"))] == ["drop-table"]
     resent = [DdlStatement("s", sql, at, offset=90 + at) for at, sql in enumerate(topic)]
-    assert topic_ddl.with_rows(first._known.rows, resent) == first._known.rows
+    assert _with_rows(first._known.rows, resent) == first._known.rows
     again = _ddl(store, *topic)
     again.recall(_ends(4))
     assert again.row_ddl(T) == known
@@ -212,13 +225,13 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
 
 def test_of_one_name_the_newest_statements_are_kept() -> None:
     every = [DdlStatement("s", "TRUNCATE t", at) for at in range(1, 200)]
-    found = topic_ddl.with_rows((), [*every, DdlStatement("s", "TRUNCATE u", 300)])
+    found = _with_rows((), [*every, DdlStatement("s", "TRUNCATE u", 300)])
     assert [one.moment for one in found] == [*range(150, 200), 300]
 
 
 def test_statements_of_one_kind_do_not_push_out_those_of_another() -> None:
     partitions = [DdlStatement("s", f"ALTER TABLE t DROP PARTITION p{at}", at) for at in range(2, 200)]
-    found = topic_ddl.with_rows((), [DdlStatement("s", "TRUNCATE t", 1), *partitions])
+    found = _with_rows((), [DdlStatement("s", "TRUNCATE t", 1), *partitions])
     assert [one.moment for one in found if one.kind == "truncate"] == [1]
     assert [one.moment for one in found if one.kind == "partition"] == [*range(150, 200)]
 
@@ -227,16 +240,16 @@ def test_tables_that_come_and_go_for_years_do_not_fill_the_state_store() -> None
     found: tuple[RowDdl, ...] = ()
     for start in range(0, 20_000, 1_000):
         dropped = (DdlStatement("s", f"DROP TABLE t{at}", at) for at in range(start + 1, start + 1_001))
-        found = topic_ddl.with_rows(found, dropped)
+        found = _with_rows(found, dropped)
     assert [one.moment for one in found] == [*range(15_001, 20_001)]
 
 
 def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() -> None:
     odd = [DdlStatement("s", sql, 1, table="t") for sql in ("REORDER t BY MOOD", "TRUNCATE (", "'")]
-    assert [(one.table, one.kind) for one in topic_ddl.with_rows((), odd)] == [(T, "unknown")] * 3
+    assert [(one.table, one.kind) for one in _with_rows((), odd)] == [(T, "unknown")] * 3
     for schema in ("s", ""):
         unnamed = [one._replace(database=schema, table="") for one in odd]
-        found = topic_ddl.with_rows((), unnamed)
+        found = _with_rows((), unnamed)
         assert [(one.kind, one.concerns(T)) for one in found] == [("unknown", True)] * 3
 
 
@@ -426,7 +439,7 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
         event("alter table t modify a bigint", **said),
         event("alter table t add c int", es=2_000),
     ]
-    (warning,) = applied(definitions, statements, "cdc")
+    (warning,) = learn(definitions, statements, "cdc").warnings
     assert warning.table == T
     assert "has an impossible time (" in warning.text
     assert str(next(reversed(said.values()))) in warning.text
@@ -458,7 +471,7 @@ def test_a_time_a_day_after_the_record_cannot_be(
     found = _statement(json.dumps(message).encode(), 7, sent)
     assert found is not None
     assert (found.since, bool(found.odd_time)) == (None if odd else at << 18, odd)
-    (one,) = topic_ddl.with_rows((), [found])
+    (one,) = _with_rows((), [found])
     assert (one.moment, one.odd_time) == (found.since, found.odd_time)
     if odd:
         said = f"commitTs {at << 18}" if extended else f"es {at}"
