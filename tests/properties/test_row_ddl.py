@@ -24,13 +24,14 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config.fields import SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.ddl.row_changes import RowDdl
+from tidesink.ddl.topic_statements import learn, with_rows
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.row_ddl import decide_rows
 from tidesink.sinks.batch.schema_changes import Policies
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch.topic_ddl import _statement, learn, with_rows
+from tidesink.sinks.batch.topic_ddl import ddl_statement
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.spark.payloads import UPSERT, unpack
@@ -160,7 +161,7 @@ class World:
 
     def _read_ddl(self, end: int) -> None:
         unread = enumerate(self.topic[0][self.ddl_read : end], self.ddl_read)
-        found = [one for one in (_statement(value, at) for at, value in unread) if one is not None]
+        found = [one for one in (ddl_statement(value, at) for at, value in unread) if one is not None]
         rows = learn(TableDefinitions(), found, "cdc").rows
         self.ddl, self.ddl_read = with_rows(self.ddl, rows), max(self.ddl_read, end)
 

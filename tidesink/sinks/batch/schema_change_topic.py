@@ -27,10 +27,10 @@ from tidesink.ddl.row_changes import (
     RowChange,
     RowDdl,
 )
+from tidesink.ddl.topic_statements import newest_row_ddl
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.topic_ddl import newest_row_ddl
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic

@@ -9,8 +9,8 @@ import pytest
 
 from tidesink.codecs import open_codec
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.topic_statements import DdlStatement, learn
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.batch.topic_ddl import DdlStatement, learn
 
 A, B = TableId("other", "a"), TableId("other", "b")
 _B: Final = "CREATE TABLE b (id BIGINT PRIMARY KEY, e ENUM('p','q'))"

@@ -6,9 +6,9 @@ import pytest
 
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import DdlEffects, named_by
+from tidesink.ddl.topic_statements import DdlStatement, DdlWarning, learn
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.topic_ddl import DdlStatement, DdlWarning, learn
 
 T, U = TableId("s", "t"), TableId("s", "u")
 KEYLESS = "create table t (a int)"

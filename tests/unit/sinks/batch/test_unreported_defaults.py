@@ -13,9 +13,9 @@ from tidesink.codecs.debezium.envelope import Rows
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.ddl.row_changes import DdlEffects, RowDdl
+from tidesink.ddl.topic_statements import DdlStatement, learn
 from tidesink.events import UNKNOWN_DEFAULT, Column, Message, TableId, TableSchema
 from tidesink.sinks.batch.schema_change_topic import statements
-from tidesink.sinks.batch.topic_ddl import DdlStatement, learn
 from tidesink.sinks.targets.column_changes import default_texts
 from tidesink.typemap.target_schema import merge_schemas, shape_of, with_defaults
 
