@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import renamed_columns
+from tidesink.ddl.row_changes import DdlEffects
 from tidesink.events import TableId
 
 T = TableId("s", "t")
@@ -113,7 +113,7 @@ def test_all_parts_refer_to_the_names_before_the_statement(statement: Statement)
         for old, fate in zip(statement.columns, statement.fates, strict=True)
         if fate.name not in (None, old)
     }
-    assert {(one.old, one.new) for one in renamed_columns(sql, "s")} == turned
+    assert {(one.old, one.new) for one in DdlEffects(sql, "s").renamed_columns()} == turned
     parted = {old for old, _ in turned}
     parted |= {old for old, fate in zip(statement.columns, statement.fates, strict=True) if not fate.name}
     assert definitions.removals(T).keys() == parted

@@ -22,15 +22,16 @@ from tests.memory_target import CAPABILITIES
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.fields import SchemaChanges
-from tidesink.ddl.catalog import parse_create_table
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.ddl.row_changes import RowDdl
+from tidesink.ddl.topic_statements import learn, with_rows
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.row_ddl import decide_rows
 from tidesink.sinks.batch.schema_changes import Policies
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch.topic_ddl import _statement, with_rows
+from tidesink.sinks.batch.topic_ddl import ddl_statement
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.spark.payloads import UPSERT, unpack
@@ -160,8 +161,9 @@ class World:
 
     def _read_ddl(self, end: int) -> None:
         unread = enumerate(self.topic[0][self.ddl_read : end], self.ddl_read)
-        found = [one for one in (_statement(value, at) for at, value in unread) if one is not None]
-        self.ddl, self.ddl_read = with_rows(self.ddl, found), max(self.ddl_read, end)
+        found = [one for one in (ddl_statement(value, at) for at, value in unread) if one is not None]
+        rows = learn(TableDefinitions(), found, "cdc").rows
+        self.ddl, self.ddl_read = with_rows(self.ddl, rows), max(self.ddl_read, end)
 
     def _apply_rows(self, ranges: list[tuple[int, int]]) -> None:
         plan = PLAN.for_batch(1, EventRules(emptied=self.progress.emptied), marks_deletes=False)

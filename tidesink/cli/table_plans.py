@@ -34,6 +34,7 @@ from tidesink.config.table_checks import (
     shown_policies,
 )
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -49,7 +50,6 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.decoders import RegisteredSchemas
 from tidesink.sinks.batch.schema_changes import possible_rename_of
 from tidesink.sinks.batch.schema_source import TypesFrom
-from tidesink.sinks.batch.topic_ddl import DdlStatement
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, NO_STARTS, KafkaOffsets, Starts, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.counts import BatchSummary
@@ -25,7 +26,7 @@ from tidesink.sinks.batch.schema_source import Decoding, Missed, ProjectedDecodi
 from tidesink.sinks.batch.source import raise_first
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, TopicTables
+from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import SCHEMA
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, PartitionOffsets, Starts, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected

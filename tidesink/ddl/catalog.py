@@ -22,9 +22,9 @@ from tidesink.ddl.history import StoredHistory
 from tidesink.ddl.known_tables import KnownTables
 from tidesink.ddl.statement_run import StatementRun
 from tidesink.ddl.statements import (
+    DdlText,
     Index,
     TableDefinition,
-    producer_statements,
     read_create_table,
     read_creation,
     statements,
@@ -152,12 +152,20 @@ class TableDefinitions:
         Raises:
             ConfigError: A statement about a table cannot be parsed. That statement changes no table.
         """
+        return self.apply_text(DdlText(query, default_schema, about=about), since=since)
+
+    def apply_text(self, text: DdlText, *, since: int | None = None) -> tuple[TableId, ...]:
+        """Applies the text of a DDL event as ``apply`` does, without splitting it into statements again.
+
+        Raises:
+            ConfigError: A statement about a table cannot be parsed. That statement changes no table.
+        """
         history = self._known.history
-        if history.has_heard(since, default_schema, query):
+        if history.has_heard(since, text.default_schema, text.query):
             return ()
-        run = StatementRun(self._known, default_schema, since=since, about=about)
-        changed = run.apply(producer_statements(query))
-        history.hear(since, default_schema, query)
+        run = StatementRun(self._known, text.default_schema, since=since, about=text.about)
+        changed = run.apply(text.statements())
+        history.hear(since, text.default_schema, text.query)
         return changed
 
     def readded(self) -> frozenset[tuple[TableId, str]]:

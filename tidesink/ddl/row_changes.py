@@ -15,8 +15,8 @@ from tidesink.ddl.history import table_key
 from tidesink.ddl.statement_kinds import PartMeaning, part_rule, skip_options, statement_rule
 from tidesink.ddl.statements import (
     AlterTable,
+    DdlText,
     computed_for_rows,
-    producer_statements,
     read_alter,
     read_converted_characters,
     read_converted_partition,
@@ -124,28 +124,109 @@ def named_by(name: TableId, table: TableId) -> bool:
     return schema in ("", key[0]) and own in ("", key[1])
 
 
-def row_changes(
-    query: str, default_schema: str = "", *, about: TableId | None = None
-) -> tuple[RowChange, ...]:
-    """Returns the effects of a DDL event's SQL text on existing rows, at most one per table and kind.
+class RenamedColumn(NamedTuple):
+    """A column that an ALTER TABLE renames, with its old and new name."""
 
-    If several statements in the text have the same kind of effect on one table, the result has one
-    ``RowChange`` with all their effect texts. The results are in the order of the statements.
+    table: TableId
+    old: str
+    new: str
 
-    ``default_schema``: database of unqualified names in the text. ``about``: table named by the event. A
-    statement that is not known counts as a statement on this table. If a table is renamed to an unqualified
-    name, its database is that of ``about``.
 
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
+class DdlEffects(DdlText):
+    """The effects of the SQL text of a DDL event on rows, columns and tables.
+
+    All questions are answered from the same statements, so the text is split only once.
+
+    A statement that is not known counts as a statement on the table ``about``. If a table is renamed to an
+    unqualified name, its database is that of ``about``.
+
+    Each method raises ConfigError if the text is not SQL, or if a statement about a table cannot be parsed.
     """
-    changes: dict[tuple[tuple[str, str], str], RowChange] = {}
-    for sql in producer_statements(query):
-        for change in _row_changes(sql, default_schema, about):
-            previous = changes.get((table_key(change.table), change.kind))
-            effect = change.effect if previous is None else f"{previous.effect}; {change.effect}"
-            changes[table_key(change.table), change.kind] = change._replace(effect=effect)
-    return tuple(changes.values())
+
+    def row_changes(self) -> tuple[RowChange, ...]:
+        """Returns the effects on existing rows, at most one per table and kind, in the statements' order.
+
+        If several statements in the text have the same kind of effect on one table, the result has one
+        ``RowChange`` with all their effect texts.
+        """
+        changes: dict[tuple[tuple[str, str], str], RowChange] = {}
+        for sql in self.statements():
+            for change in _row_changes(sql, self.default_schema, self.about):
+                previous = changes.get((table_key(change.table), change.kind))
+                effect = change.effect if previous is None else f"{previous.effect}; {change.effect}"
+                changes[table_key(change.table), change.kind] = change._replace(effect=effect)
+        return tuple(changes.values())
+
+    def altered_tables(self) -> tuple[TableId, ...]:
+        """Returns the tables whose columns or unique keys are changed by ALTER TABLE statements."""
+        return tuple(dict.fromkeys(alter.table for alter, part in self._altered() if _changes_columns(part)))
+
+    def tables_made_like(self) -> tuple[TableId, ...]:
+        """Returns the new tables of CREATE TABLE … LIKE statements.
+
+        Temporary tables are not returned.
+        """
+        tables = list[TableId]()
+        for sql in self.statements():
+            creation = read_creation(sql)
+            made = None if creation is None or creation.temporary else read_like(sql, self.default_schema)
+            tables += [] if made is None else [made[1]]
+        return tuple(tables)
+
+    def made_tables(self) -> tuple[TableId, ...]:
+        """Returns the tables that CREATE TABLE statements create or replace.
+
+        The result has no temporary tables, and no tables of statements with IF NOT EXISTS, because these do
+        nothing if the table exists.
+        """
+        tables = list[TableId]()
+        for sql in self.statements():
+            creation = read_creation(sql)
+            if creation is not None and not (creation.if_absent or creation.temporary):
+                tables.append(read_table_name(sql, self.default_schema))
+        return tuple(tables)
+
+    def moved_tables(self) -> tuple[TableId, ...]:
+        """Returns the tables whose rows get another TiDB table id by an ALTER TABLE.
+
+        In TiDB each partition has its own table id. So a row gets another table id if it is moved to another
+        partition, by a change of the partitioning or by EXCHANGE PARTITION.
+        """
+        tables: list[TableId] = []
+        for alter, part in self._altered():
+            other = _exchanged_with(alter, part)
+            if other is not None:
+                tables += (alter.table, other)
+            elif _moves_rows(part):
+                tables.append(alter.table)
+        return tuple(dict.fromkeys(tables))
+
+    def renamed_columns(self) -> tuple[RenamedColumn, ...]:
+        """Returns the columns that are renamed by ALTER TABLE statements."""
+        renames = (_renamed(alter.table, part) for alter, part in self._altered())
+        return tuple(
+            column
+            for column in renames
+            if column is not None and fold_name(column.old) != fold_name(column.new)
+        )
+
+    def converted_columns(self) -> tuple[tuple[TableId, str], ...]:
+        """Returns the columns that are redefined by MODIFY or CHANGE in ALTER TABLE statements.
+
+        Each element is a pair of the table and the column's new name.
+        """
+        columns = list[tuple[TableId, str]]()
+        for alter, part in self._altered():
+            if part.peek().says("MODIFY", "CHANGE"):
+                columns += ((alter.table, definition.column.name) for definition in read_definitions(part))
+        return tuple(dict.fromkeys(columns))
+
+    def _altered(self) -> Iterator[tuple[AlterTable, SqlReader]]:
+        """Yields a pair for each part of each ALTER TABLE: the statement and a reader of the part."""
+        for sql in self.statements():
+            alter = read_alter(sql, self.default_schema)
+            if alter is not None:
+                yield from ((alter, part) for part in alter.parts)
 
 
 def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
@@ -218,79 +299,6 @@ def _is_order(part: SqlReader) -> bool:
     After ORDER BY, such a part is not a change of the table: it is the next column by which rows are ordered.
     """
     return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
-
-
-def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
-    """Yields a pair for each part of an ALTER TABLE: the statement and the part.
-
-    Yields nothing for any other statement.
-    """
-    alter = read_alter(sql, default_schema)
-    if alter is not None:
-        yield from ((alter, part) for part in alter.parts)
-
-
-def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose columns or unique keys are changed by ALTER TABLE statements in a DDL text.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    altered = (pair for sql in producer_statements(query) for pair in _altered(sql, default_schema))
-    return tuple(dict.fromkeys(alter.table for alter, part in altered if _changes_columns(part)))
-
-
-def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the new tables of CREATE TABLE … LIKE statements in a DDL text.
-
-    Temporary tables are not returned.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    tables = list[TableId]()
-    for sql in producer_statements(query):
-        creation = read_creation(sql)
-        made = None if creation is None or creation.temporary else read_like(sql, default_schema)
-        tables += [] if made is None else [made[1]]
-    return tuple(tables)
-
-
-def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables that CREATE TABLE statements in a DDL text create or replace.
-
-    The result has no temporary tables, and no tables of statements with IF NOT EXISTS, because these do
-    nothing if the table exists.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    tables = list[TableId]()
-    for sql in producer_statements(query):
-        creation = read_creation(sql)
-        if creation is not None and not (creation.if_absent or creation.temporary):
-            tables.append(read_table_name(sql, default_schema))
-    return tuple(tables)
-
-
-def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose rows get another TiDB table id by an ALTER TABLE in a DDL text.
-
-    In TiDB each partition has its own table id. So a row gets another table id if it is moved to another
-    partition, by a change of the partitioning or by EXCHANGE PARTITION.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    tables: list[TableId] = []
-    for sql in producer_statements(query):
-        for alter, part in _altered(sql, default_schema):
-            other = _exchanged_with(alter, part)
-            if other is not None:
-                tables += (alter.table, other)
-            elif _moves_rows(part):
-                tables.append(alter.table)
-    return tuple(dict.fromkeys(tables))
 
 
 def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
@@ -438,43 +446,6 @@ def _characters(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
     charset = read_converted_characters(part)
     if charset not in _ALL_CHARACTERS:
         yield RowChange(alter.table, "values", _CONVERTED.format(charset))
-
-
-class RenamedColumn(NamedTuple):
-    """A column that an ALTER TABLE renames, with its old and new name."""
-
-    table: TableId
-    old: str
-    new: str
-
-
-def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn, ...]:
-    """Returns the columns that are renamed by ALTER TABLE statements in a DDL text.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    altered = (pair for sql in producer_statements(query) for pair in _altered(sql, default_schema))
-    renames = (_renamed(alter.table, part) for alter, part in altered)
-    return tuple(
-        column for column in renames if column is not None and fold_name(column.old) != fold_name(column.new)
-    )
-
-
-def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
-    """Returns the columns that are redefined by MODIFY or CHANGE in ALTER TABLE statements of a DDL text.
-
-    Each element is a pair of the table and the column's new name.
-
-    Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
-    """
-    columns = list[tuple[TableId, str]]()
-    for sql in producer_statements(query):
-        for alter, part in _altered(sql, default_schema):
-            if part.peek().says("MODIFY", "CHANGE"):
-                columns += ((alter.table, definition.column.name) for definition in read_definitions(part))
-    return tuple(dict.fromkeys(columns))
 
 
 def _renamed(table: TableId, part: SqlReader) -> RenamedColumn | None:

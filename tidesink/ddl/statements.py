@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -545,18 +546,33 @@ def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
 _IGNORE: Final = "IGNORE ROWS"
 
 
-def producer_statements(query: str) -> Iterator[SqlReader]:
-    """Splits the SQL text of a DDL event into statements, and returns a reader of each statement.
+class DdlText:
+    """The SQL text of a DDL event, which is split into statements only once.
 
-    Raises:
-        ConfigError: The text is not SQL.
+    ``query``: the text. ``default_schema``: database of unqualified names in the text. ``about``: table named
+    by the event, or None.
     """
-    # TiDB's restorer does not escape backslashes (tiflow c7b2588); hand-written statements do.
-    try:
-        readers = [*statements(each_token(query, backslash_escapes=False))]
-    except ConfigError:
-        readers = [*statements(each_token(query))]
-    return iter(readers)
+
+    def __init__(self, query: str, default_schema: str = "", *, about: TableId | None = None) -> None:
+        self.query = query
+        self.default_schema = default_schema
+        self.about = about
+
+    def statements(self) -> Iterator[SqlReader]:
+        """Returns a reader of each statement.
+
+        Raises:
+            ConfigError: The text is not SQL.
+        """
+        return (reader.copy() for reader in self._readers)
+
+    @cached_property
+    def _readers(self) -> Sequence[SqlReader]:
+        # TiDB's restorer does not escape backslashes (tiflow c7b2588); hand-written statements do.
+        try:
+            return [*statements(each_token(self.query, backslash_escapes=False))]
+        except ConfigError:
+            return [*statements(each_token(self.query))]
 
 
 class AlterTable(NamedTuple):

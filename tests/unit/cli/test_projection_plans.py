@@ -10,8 +10,8 @@ from tests.contracts.targets_bed import shape
 from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.cli.table_plans import TablePlan, _canal_table, plan_of
 from tidesink.cli.table_schemas import SampledRecords, SampledTopic
+from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.events import TableId
-from tidesink.sinks.batch.topic_ddl import DdlStatement
 from tidesink.typemap.target_schema import merged_in_order
 
 

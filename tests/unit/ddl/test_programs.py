@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import (
-    altered_tables,
-    converted_columns,
-    moved_tables,
-    renamed_columns,
-    row_changes,
-    tables_made_like,
-)
+from tidesink.ddl.row_changes import DdlEffects
 from tidesink.events import TableId
 
 NAMED, T, U = TableId("s", "named"), TableId("s", "t"), TableId("s", "u")
@@ -83,14 +76,15 @@ _BLOCKS = [
 
 
 def _kinds(sql: str) -> list[str]:
-    return [f"{one.kind} {one.table}" for one in row_changes(sql, "s", about=NAMED)]
+    return [f"{one.kind} {one.table}" for one in DdlEffects(sql, "s", about=NAMED).row_changes()]
 
 
 @pytest.mark.parametrize("sql", [*_PROGRAMS, *_BLOCKS])
 def test_what_a_body_holds_is_not_executed(sql: str) -> None:
     assert _kinds(sql) == (["unknown s.named"] if sql in _BLOCKS else [])
-    for reads in (altered_tables, converted_columns, moved_tables, renamed_columns, tables_made_like):
-        assert reads(sql, "s") == ()
+    effects = DdlEffects(sql, "s")
+    assert effects.altered_tables() == effects.moved_tables() == effects.tables_made_like() == ()
+    assert (effects.converted_columns(), effects.renamed_columns()) == ((), ())
     definitions = TableDefinitions()
     definitions.apply("CREATE TABLE t (id INT PRIMARY KEY, a INT)", "s", since=1)
     before = definitions.to_json()

@@ -9,7 +9,8 @@ import pytest
 
 from tests.memory_target import CAPABILITIES
 from tidesink.config.fields import SchemaChanges
-from tidesink.ddl.row_changes import RowChange, RowDdl, renamed_columns, row_changes
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import DdlEffects, RowChange, RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.row_ddl import decide_rows, is_decided, unfollowed
@@ -74,24 +75,40 @@ T, U = TableId("s", "t"), TableId("s", "u")
     ],
 )
 def test_what_a_statement_does_to_rows(sql: str, changes: list[str], word: str) -> None:
-    found = row_changes(sql, "s", about=TableId("s", "named"))
+    found = DdlEffects(sql, "s", about=TableId("s", "named")).row_changes()
     assert [f"{one.kind} {one.table}" for one in found] == changes
     assert word in " ".join(one.effect for one in found)
 
 
 def test_a_swap_of_names_says_both_at_each_table() -> None:
-    first, second = row_changes("RENAME TABLE t TO x, u TO t, x TO u", "s")[0:3:2]
+    first, second = DdlEffects("RENAME TABLE t TO x, u TO t, x TO u", "s").row_changes()[0:3:2]
     assert (first.table, "to s.x" in first.effect, "from s.u" in first.effect) == (T, True, True)
     assert (second.table, "to s.t" in second.effect, "from s.x" in second.effect) == (U, True, True)
 
 
 def test_columns_that_are_renamed() -> None:
-    assert renamed_columns("ALTER TABLE t RENAME COLUMN a TO c, CHANGE COLUMN d D INT", "s") == (
+    assert DdlEffects("ALTER TABLE t RENAME COLUMN a TO c, CHANGE COLUMN d D INT", "s").renamed_columns() == (
         (T, "a", "c"),
     )
-    assert renamed_columns("ALTER TABLE t ADD d INT, CHANGE a c BIGINT", "s") == ((T, "a", "c"),)
-    assert renamed_columns("ALTER TABLE t RENAME INDEX i TO j, RENAME TO u", "s") == ()
-    assert renamed_columns("ALTER TABLE t WAIT 5 RENAME COLUMN IF EXISTS a TO c", "s") == ((T, "a", "c"),)
+    assert DdlEffects("ALTER TABLE t ADD d INT, CHANGE a c BIGINT", "s").renamed_columns() == ((T, "a", "c"),)
+    assert DdlEffects("ALTER TABLE t RENAME INDEX i TO j, RENAME TO u", "s").renamed_columns() == ()
+    assert DdlEffects("ALTER TABLE t WAIT 5 RENAME COLUMN IF EXISTS a TO c", "s").renamed_columns() == (
+        (T, "a", "c"),
+    )
+
+
+def test_each_question_reads_the_same_statements_from_their_start() -> None:
+    effects = DdlEffects("CREATE TABLE t (a INT); ALTER TABLE t RENAME COLUMN a TO c; TRUNCATE t", "s")
+    definitions = TableDefinitions()
+    for _ in range(2):
+        assert effects.made_tables() == effects.altered_tables() == (T,)
+        assert effects.renamed_columns() == ((T, "a", "c"),)
+        assert [change.kind for change in effects.row_changes()] == ["truncate"]
+    assert definitions.apply_text(effects, since=5) == (T,)
+    assert definitions.apply_text(effects, since=5) == ()
+    schema = definitions.get(T)
+    assert schema is not None
+    assert [column.name for column in schema.columns] == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +116,7 @@ def test_columns_that_are_renamed() -> None:
 )
 def test_a_statement_that_cannot_be_read(sql: str) -> None:
     with pytest.raises(ConfigError):
-        row_changes(sql, "s")
+        DdlEffects(sql, "s").row_changes()
 
 
 def _ddl(

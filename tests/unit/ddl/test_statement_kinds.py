@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.ddl.row_changes import row_changes
+from tidesink.ddl.row_changes import DdlEffects
 from tidesink.ddl.statement_kinds import OPTIONS, PARTS, STATEMENTS, PartRule, StatementRule
 from tidesink.events import TableId
 
@@ -12,7 +12,7 @@ NAMED = TableId("s", "named")
 
 
 def _kinds(sql: str, schema: str = "s") -> list[str]:
-    return [f"{one.kind} {one.table}" for one in row_changes(sql, schema, about=NAMED)]
+    return [f"{one.kind} {one.table}" for one in DdlEffects(sql, schema, about=NAMED).row_changes()]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
-from tidesink.ddl.row_changes import row_changes
+from tidesink.ddl.row_changes import DdlEffects
 from tidesink.errors import ConfigError
 from tidesink.events import UNKNOWN_DEFAULT, TableId, TableSchema
 from tidesink.typemap.target_schema import default_value, shape_of
@@ -238,7 +238,7 @@ def test_the_event_of_a_rename_has_the_new_name(sql: str, event: str, now: str) 
     about = TableId(*event.split("."))
     definitions.apply(sql, about.schema, about=about)
     assert [str(table) for table in definitions] == ([now] if now else [])
-    told = [str(one.table) for one in row_changes(sql, about.schema, about=about)]
+    told = [str(one.table) for one in DdlEffects(sql, about.schema, about=about).row_changes()]
     new = "b" if sql.endswith("b") else "a"
     assert told == ["other.b", now or f".{new}"]
 

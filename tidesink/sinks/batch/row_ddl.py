@@ -11,12 +11,13 @@ each batch, up to its current end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
 from tidesink.ddl.row_changes import EMPTYING, RowDdl
+from tidesink.ddl.topic_statements import SHOWN_SQL
 from tidesink.sinks.batch.schema_changes import (
     Chosen,
     DecidedChange,
@@ -28,7 +29,6 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.state.progress import Progress
 
-_SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
     "the statement has no commit time, so rows from before it cannot be distinguished from later rows: load "
     "the table again. With TiCDC, set enable-tidb-extension=true in the changefeed's sink URI, so that later "
@@ -67,14 +67,6 @@ class RowDecision:
     chosen: Chosen = field(default_factory=dict)
 
 
-class TableEmptiesError(Exception):
-    """Raised before a batch is applied: DDL requires that the table is emptied first."""
-
-    def __init__(self, decision: RowDecision) -> None:
-        super().__init__("DDL empties the table")
-        self.decision = decision
-
-
 def decide_rows(
     statements: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
@@ -84,24 +76,37 @@ def decide_rows(
     """
     if statements is None or not policies.follows:
         return RowDecision(decided=progress.decided)
-    pending, empties, decisions = list[Pending](), list[int](), list[DecidedChange]()
-    for ddl in statements:
-        if is_decided(ddl, progress, topic):
-            continue
-        decision, refusal = policies.decide(_change_of(ddl)), _refusal(ddl, policies)
-        decisions.append(decision)
-        policy = decision.policy
+    undecided = (ddl for ddl in statements if not is_decided(ddl, progress, topic))
+    decisions = decided_statements(undecided, policies)
+    pending, empties = list[Pending](), list[int]()
+    for ddl, decision in decisions:
+        policy, refusal = decision.policy, _refusal(ddl, policies)
         if policy == "pause" or (policy == "apply" and (refusal or ddl.moment is None)):
             waits = policies.pending(decision.change, reason=refusal)
             pending.append(waits._replace(reason=refusal or _reason(ddl)))
         elif policy == "apply" and ddl.moment is not None:
             empties.append(ddl.moment)
-    # One command decides all statements that are shown. So only statements with the same choices are shown
-    # together, and the others after these are decided.
-    shown = tuple(takewhile(lambda waiting: waiting.accepts == pending[0].accepts, pending))
     moments = (ddl.moment for ddl in statements if ddl.moment is not None)
     newest = max((progress.decided or 0, *moments))
-    return RowDecision(shown, max(empties, default=None), newest, chosen_of(decisions))
+    chosen = chosen_of(decision for _, decision in decisions)
+    return RowDecision(shown_together(pending), max(empties, default=None), newest, chosen)
+
+
+def decided_statements(
+    statements: Iterable[RowDdl], policies: Policies
+) -> list[tuple[RowDdl, DecidedChange]]:
+    """Returns the statements, each with the decision that a person or the policies made on it."""
+    return [(ddl, policies.decide(change_of(ddl))) for ddl in statements]
+
+
+def shown_together(pending: Iterable[Pending]) -> tuple[Pending, ...]:
+    """Returns the first of the waiting statements, up to one that allows other decisions.
+
+    One command decides all statements that are shown. So only statements that allow the same decisions are
+    shown together, and the others after these are decided.
+    """
+    waiting = list(pending)
+    return tuple(takewhile(lambda other: other.accepts == waiting[0].accepts, waiting))
 
 
 def up_to(statements: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
@@ -138,10 +143,16 @@ def unfollowed(
         passed_over = not policies.follows or ddl.moment is None or is_decided(ddl, progress, topic)
         void = policies.follows and ddl.moment is not None and ddl.moment <= (progress.emptied or 0)
         if passed_over and not void:
-            yield f"not applied, {ddl.effect}: {ddl.statement[:_SHOWN_SQL]}"
+            yield not_applied(ddl)
 
 
-def _change_of(ddl: RowDdl) -> SchemaChange:
+def not_applied(ddl: RowDdl) -> str:
+    """Returns the warning about a statement that was not applied to the target's rows."""
+    return f"not applied, {ddl.effect}: {ddl.statement[:SHOWN_SQL]}"
+
+
+def change_of(ddl: RowDdl) -> SchemaChange:
+    """Returns the statement as a schema change, which policies and people decide on."""
     return SchemaChange(ddl.kind, "", ddl.time, ddl.statement, ddl.at)
 
 

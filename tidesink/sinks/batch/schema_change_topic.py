@@ -23,17 +23,14 @@ import structlog
 from tidesink.codecs.batch import messages
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
+    DdlEffects,
     RowChange,
     RowDdl,
-    converted_columns,
-    made_tables,
-    renamed_columns,
-    row_changes,
 )
+from tidesink.ddl.topic_statements import newest_row_ddl
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.topic_ddl import newest_row_ddl
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
@@ -289,9 +286,11 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     # statement may be about any table of the database.
     schema, names = event.table.schema, [name for name in event.table.name.split(",") if name]
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
+    effects = DdlEffects(event.query, schema, about=about[0])
     try:
-        changes = row_changes(event.query, schema, about=about[0])
-        changes = (*changes, *_renames(event), *_conversions(event), *_replacements(event))
+        changes = (*effects.row_changes(), *_renames(effects), *_conversions(effects))
+        if event.kind == _NO_CHANGES:
+            changes = (*changes, *_replacements(effects))
     except ConfigError:
         changes = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
     more = (
@@ -300,40 +299,39 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     return (*changes, *more)
 
 
-def _renames(event: DdlEvent) -> Iterator[RowChange]:
+def _renames(effects: DdlEffects) -> Iterator[RowChange]:
     """Yields a change of kind ``rename`` for each table of which the statement renames columns.
 
     It is yielded because the table's rows do not show whether a column was renamed or added.
     """
     names = dict[TableId, list[str]]()
-    for rename in renamed_columns(event.query, event.table.schema):
+    for rename in effects.renamed_columns():
         names.setdefault(rename.table, []).append(f"{rename.old} to {rename.new}")
     for table, turned in names.items():
         yield RowChange(table, "rename", _RENAMED.format(", ".join(turned)))
 
 
-def _conversions(event: DdlEvent) -> Iterator[RowChange]:
+def _conversions(effects: DdlEffects) -> Iterator[RowChange]:
     """Yields a change of kind ``values`` for each table of which the statement redefines columns.
 
     The record does not contain the old definitions, so it is not known whether existing values changed.
     """
     names = dict[TableId, list[str]]()
-    for table, column in converted_columns(event.query, event.table.schema):
+    for table, column in effects.converted_columns():
         names.setdefault(table, []).append(column)
     for table, columns in names.items():
         yield RowChange(table, "values", _CONVERTED.format(", ".join(columns)))
 
 
-def _replacements(event: DdlEvent) -> Iterator[RowChange]:
+def _replacements(effects: DdlEffects) -> Iterator[RowChange]:
     """Yields a change for each re-created table whose old columns the connector still uses.
 
     The connector reads columns from CREATE TABLE only if it does not know a table of this name. Otherwise
     ``tableChanges`` is empty in the record of the statement (Debezium 3.5.0.Final with MariaDB, seen with
     CREATE OR REPLACE TABLE).
     """
-    if event.kind == _NO_CHANGES:
-        for table in made_tables(event.query, event.table.schema):
-            yield RowChange(table, "unknown", _OLD_COLUMNS)
+    for table in effects.made_tables():
+        yield RowChange(table, "unknown", _OLD_COLUMNS)
 
 
 def _place(source: Mapping[str, Any]) -> str:

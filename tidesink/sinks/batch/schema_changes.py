@@ -432,14 +432,6 @@ _KEY: Final = (
 )
 
 
-class ChangesWaitError(Exception):
-    """Schema changes wait for a person, so the batch is not applied."""
-
-    def __init__(self, pending: tuple[Pending, ...]) -> None:
-        super().__init__("changes of the columns wait")
-        self.pending = pending
-
-
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
     """Returns the source's columns as reported by DDL; None if the protocol has no DDL, or if DDL cannot be
     applied to the target's existing rows.
@@ -454,17 +446,20 @@ class SettledNames:
     Attributes:
         renamed: True if a column of the target was renamed.
         chosen: The decisions on renames that policies in the config made.
+        pending: Renames that wait for a person. If there are any, nothing was renamed.
     """
 
     renamed: bool = False
     chosen: Chosen = field(default_factory=dict)
+    pending: tuple[Pending, ...] = ()
 
 
 def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> SettledNames:
     """Renames columns of the target, and sets under which names the batch's rows are read.
 
+    If a rename waits for a person, nothing is changed.
+
     Raises:
-        ChangesWaitError: A rename waits for a person.
         TidesinkError: ``gap`` or ``rename_column`` of the target, or ``read_as`` of the decoding failed.
     """
     reported = source_columns_of(decoding, policies)
@@ -485,7 +480,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         else:
             decided[old] = decision
     if waiting:
-        raise ChangesWaitError(tuple(waiting))
+        return SettledNames(pending=tuple(waiting))
     for old, rename in decided.items():
         if rename.way == "apply":
             new = reported.renamed[old]

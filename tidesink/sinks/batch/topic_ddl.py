@@ -1,4 +1,7 @@
-"""The table definitions of a canal-json topic, which come from its DDL events, and the topic's tables.
+"""The DDL log of a canal-json topic, the table definitions that come from it, and the topic's tables.
+
+All tables of the topic ask one log (``TopicDdl``). It reads each DDL event once, and
+``topic_statements.learn`` parses it once.
 
 TiCDC writes DDL events only to partition 0 (tiflow c7b2588, ticdc b813e76). Before rows are read, the DDL in
 partition 0 is read up to the partition's current end, one page at a time. Otherwise a row in another
@@ -15,7 +18,6 @@ again from its beginning.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,19 +28,9 @@ import structlog
 
 from tidesink.codecs.canal_json.scan import MarkedDdl, census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ddl_moment, may_change_values
-from tidesink.ddl.row_changes import (
-    NOT_UNDERSTOOD,
-    RowChange,
-    RowDdl,
-    altered_tables,
-    moved_tables,
-    named_by,
-    renamed_columns,
-    row_changes,
-    shown_time,
-    tables_made_like,
-)
+from tidesink.ddl.history import ddl_moment
+from tidesink.ddl.row_changes import RowDdl, shown_time
+from tidesink.ddl.topic_statements import SHOWN_SQL, DdlStatement, DdlWarning, learn, with_rows
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.source import TopicReader
@@ -53,16 +45,9 @@ if TYPE_CHECKING:
 
 
 DDL_PARTITION: Final = 0
-_SHOWN_SQL: Final = 200
 # The number of newest warnings that are stored. A topic whose tables are created and dropped every day always
 # has new warnings.
 _MOST_WARNINGS: Final = 100
-# The number of newest statements that are stored per table and kind. To wait for a person or to empty the
-# table, the newest one is enough.
-_MOST_ROW_DDL: Final = 50
-# The number of statements that are stored for all tables. Otherwise those of dropped tables would fill the
-# state store.
-_MOST_OF_ALL_NAMES: Final = 5_000
 # The maximum size of a page of DDL. This process collects it from all tasks. Each task needs memory for a
 # batch of records in addition.
 _PAGE_BYTES: Final = 64 << 20
@@ -83,55 +68,7 @@ class DdlPages(NamedTuple):
 
 _PAGES: Final = DdlPages()
 
-_REKEYED: Final = (
-    "After this DDL, the rows of a table without a key have new row keys, and no event reports the new keys. "
-    "If the config names no keys for the table, so that rows are identified by TiDB's row keys, load the "
-    "table again."
-)
-
 _log = structlog.get_logger("tidesink.worker")
-
-
-class DdlStatement(NamedTuple):
-    """The SQL statement of a DDL event.
-
-    Attributes:
-        database: The database in which the statement ran.
-        sql: The statement's text.
-        since: The TSO from which the statement is in effect, or None if it is not known.
-        odd_time: If the event's time is impossible: this time as text. Else empty.
-        table: The table that the event names, or empty.
-        offset: The offset of the event's record.
-    """
-
-    database: str
-    sql: str
-    since: int | None = None
-    odd_time: str = ""
-    table: str = ""
-    offset: int = 0
-
-    @property
-    def about(self) -> TableId | None:
-        """The table that the event names, or None."""
-        return TableId(self.database, self.table) if self.table else None
-
-
-class DdlWarning(NamedTuple):
-    """A warning about a DDL statement.
-
-    ``table``: the table that the warning is about. If the table's name is empty, the warning is about all
-    tables of the database. None: the warning is about all tables of the topic. ``unreported``: True if the
-    warning does not apply to a table that has a definition in the config.
-    """
-
-    text: str
-    table: TableId | None = None
-    unreported: bool = False
-
-    def is_about(self, table: TableId) -> bool:
-        """Returns True if the warning is about this table."""
-        return self.table is None or named_by(self.table, table)
 
 
 class TopicTable(NamedTuple):
@@ -506,13 +443,13 @@ class TopicDdl:
         before = unread.known
         definitions = TableDefinitions.from_json(before.definitions.to_json())
         version = definitions.version
-        new = applied(definitions, page.statements, self._topic)
-        warnings = tuple(dict.fromkeys((*before.warnings, *new)))[-_MOST_WARNINGS:]
+        learned = learn(definitions, page.statements, self._topic)
+        warnings = tuple(dict.fromkeys((*before.warnings, *learned.warnings)))[-_MOST_WARNINGS:]
         newest = max((statement.offset for statement in page.statements), default=-1)
         state = _Known(
             definitions,
             warnings,
-            with_rows(before.rows, page.statements),
+            with_rows(before.rows, learned.rows),
             page.last or before.last,
             None if before.newest is None else max(before.newest, newest),
         )
@@ -574,7 +511,7 @@ class TopicDdl:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
         for marked, record in self._marked(reader, part):
-            statements += filter(None, map(_statement, marked.values, marked.offsets, marked.times))
+            statements += filter(None, map(ddl_statement, marked.values, marked.offsets, marked.times))
             last = record or last
             if marked.end is not None:
                 # This task stopped before the end of its part, so the results of later tasks are not used.
@@ -586,6 +523,38 @@ class TopicDdl:
             return [_marked_page(self._pages.most_bytes, reader.read_here([part]))]
         most = self._pages.most_bytes // reader.tasks
         return reader.ask([part], partial(_marked_page, most))
+
+
+def ddl_statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
+    """Returns the statement of a DDL event, or None if ``value`` is not a DDL event with a statement.
+
+    ``sent``: Kafka's timestamp of the record in ms since 1970, or None.
+    """
+    try:
+        message = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(message, dict) or message.get("isDdl") is not True:
+        return None
+    sql, database, table, extension = (message.get(name) for name in ("sql", "database", "table", "_tidb"))
+    if not isinstance(sql, str):
+        return None
+    commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
+    valid_commit_ts = commit_ts if type(commit_ts) is int else None
+    since = ddl_moment(valid_commit_ts, es, sent)
+    odd_time = "" if since is not None else _odd_time(commit_ts, es)
+    if since is None and sent and ddl_moment(valid_commit_ts, es) is not None:
+        odd_time = f"{odd_time} of a record that was sent at {shown_time(sent)}"
+    database, table = (name if isinstance(name, str) else "" for name in (database, table))
+    return DdlStatement(database, sql, since, odd_time, table, offset)
+
+
+def _odd_time(commit_ts: object, es: object) -> str:
+    reported = {"commitTs": commit_ts, "es": es}
+    # 0 means that there is no time.
+    return ", ".join(
+        f"{name} {shown(value, 40)}" for name, value in reported.items() if value not in (None, 0)
+    )
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
@@ -628,184 +597,7 @@ def _lost(state: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
         yield DdlWarning(text)
     for ddl in state.rows:
         if (ddl.table, ddl.kind, ddl.at) not in there:
-            yield DdlWarning(f"{text} Statement: {ddl.statement[:_SHOWN_SQL]}", ddl.table)
-
-
-def with_rows(previous: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Returns all known statements that change existing rows.
-
-    These are ``previous``, and those of ``statements`` that change existing rows. If a statement was sent
-    twice, only its first record counts.
-    """
-    merged = {(ddl.table, ddl.kind, ddl.at): ddl for ddl in previous}
-    for statement in statements:
-        for change in _row_changes(statement):
-            ddl = RowDdl.of(
-                change,
-                statement.sql,
-                moment=statement.since,
-                offset=statement.offset,
-                odd_time=statement.odd_time,
-            )
-            merged.setdefault((ddl.table, ddl.kind, ddl.at), ddl)
-    return newest_row_ddl(merged.values())
-
-
-def newest_row_ddl(statements: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
-    """Returns the newest of the statements that change rows: at most 50 per table and kind, and 5000 in
-    total.
-    """
-    count, newest = Counter[tuple[TableId, str]](), list[RowDdl]()
-    for ddl in reversed([*statements]):
-        count[ddl.table, ddl.kind] += 1
-        if count[ddl.table, ddl.kind] <= _MOST_ROW_DDL:
-            newest.append(ddl)
-    return tuple(reversed(newest[:_MOST_OF_ALL_NAMES]))
-
-
-def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
-    about = statement.about
-    try:
-        return row_changes(statement.sql, statement.database, about=about)
-    except ConfigError:
-        return (RowChange(about or TableId(statement.database, ""), "unknown", NOT_UNDERSTOOD),)
-
-
-def applied(
-    definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
-) -> Iterator[DdlWarning]:
-    """Applies the statements to the definitions, one at a time. Yields the warnings about each statement."""
-    for statement in statements:
-        for warning in _applied(definitions, statement, topic):
-            yield warning._replace(text=f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}")
-
-
-def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
-    """Apply one statement to the definitions, and yield a warning for each effect that is not applied."""
-    readded = definitions.readded()
-    try:
-        about = statement.about
-        # Called only to raise ConfigError before ``definitions`` are changed.
-        row_changes(statement.sql, statement.database, about=about)
-        for table, old, new in renamed_columns(statement.sql, statement.database):
-            yield DdlWarning(_RENAMED.format(old=old, new=new), table)
-        for table in moved_tables(statement.sql, statement.database):
-            named = (
-                [table]
-                if table.schema
-                else [table_id for table_id in definitions if named_by(table, table_id)]
-            )
-            schemas = [definitions.get(table_id) for table_id in named]
-            if not schemas or not all(schema is not None and schema.handle_columns for schema in schemas):
-                yield DdlWarning(_REKEYED, table)
-        altered = altered_tables(statement.sql, statement.database)
-        if statement.odd_time:
-            yield from (_untimed(table, statement.odd_time) for table in altered)
-        unreported = [table for table in altered if table not in definitions]
-        made_like = tables_made_like(statement.sql, statement.database)
-        before = {table: definitions.get(table) for table in altered}
-        definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
-    except ConfigError as exc:
-        yield DdlWarning(
-            f"A DDL event of topic {topic} cannot be read ({exc.message}), so its changes are not applied.",
-            statement.about,
-        )
-        return
-    for table in unreported:
-        if table not in definitions:
-            yield _unreported(table)
-    for table in altered:
-        yield from _converted(before[table], definitions.get(table))
-    for table in made_like:
-        if table not in definitions:
-            yield DdlWarning(_UNLIKE.format(table), table, unreported=True)
-    for table, column in sorted(definitions.readded() - readded):
-        yield DdlWarning(
-            f"Not applied: column {column} was dropped and added again. Rows written before the drop keep "
-            "their old values of the column in the target.",
-            table,
-        )
-
-
-_RENAMED: Final = (
-    "Not applied: column {old} was renamed to {new}. If the target has a column {old}, existing values stay "
-    "in that column."
-)
-
-
-_CONVERTED: Final = (
-    "The type of column {} changed from {} to {}. Values that do not fit the new type were rounded or cut at "
-    "the source, but are unchanged in the target. Run `tidesink resync TABLE` to correct them."
-)
-
-
-def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[DdlWarning]:
-    """Yields a warning for each column whose new type cannot hold all values of the old type."""
-    if before is None or now is None:
-        return
-    previous_columns = {column.column_id: column for column in before.columns}
-    for column in now.columns:
-        was = previous_columns.get(column.column_id)
-        if was is not None and may_change_values(column.type, was.type):
-            words = (version.type.sql or version.type.name for version in (was, column))
-            yield DdlWarning(_CONVERTED.format(column.name, *words), now.table)
-
-
-_UNLIKE: Final = (
-    "{} was created with CREATE TABLE LIKE from a table whose columns are not known, or whose database "
-    "depends on the session. So the types and defaults of the new table are not known. Add a definition of "
-    "it under tables."
-)
-
-
-def _untimed(table: TableId, time: str) -> DdlWarning:
-    return DdlWarning(
-        f"The DDL of {table} has an impossible time ({time}). The time is ignored, so rows from before the "
-        "DDL are read with the types after the DDL. Check that the producer's es is in milliseconds.",
-        table,
-        unreported=True,
-    )
-
-
-def _unreported(table: TableId) -> DdlWarning:
-    return DdlWarning(
-        f"The DDL changes {table}, whose definition is not known. So the table's types and defaults are not "
-        "used. Add a definition under tables.",
-        table,
-        unreported=True,
-    )
-
-
-def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
-    """Returns the statement of a DDL event, or None if ``value`` is not a DDL event with a statement.
-
-    ``sent``: Kafka's timestamp of the record in ms since 1970, or None.
-    """
-    try:
-        message = orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(message, dict) or message.get("isDdl") is not True:
-        return None
-    sql, database, table, extension = (message.get(name) for name in ("sql", "database", "table", "_tidb"))
-    if not isinstance(sql, str):
-        return None
-    commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
-    valid_commit_ts = commit_ts if type(commit_ts) is int else None
-    since = ddl_moment(valid_commit_ts, es, sent)
-    odd_time = "" if since is not None else _odd_time(commit_ts, es)
-    if since is None and sent and ddl_moment(valid_commit_ts, es) is not None:
-        odd_time = f"{odd_time} of a record that was sent at {shown_time(sent)}"
-    database, table = (name if isinstance(name, str) else "" for name in (database, table))
-    return DdlStatement(database, sql, since, odd_time, table, offset)
-
-
-def _odd_time(commit_ts: object, es: object) -> str:
-    reported = {"commitTs": commit_ts, "es": es}
-    # 0 means that there is no time.
-    return ", ".join(
-        f"{name} {shown(value, 40)}" for name, value in reported.items() if value not in (None, 0)
-    )
+            yield DdlWarning(f"{text} Statement: {ddl.statement[:SHOWN_SQL]}", ddl.table)
 
 
 # A key in the details of a table's status: True if the table's topic does not exist yet.

@@ -190,6 +190,14 @@ class Settled(NamedTuple):
     rows: RowDecision
     statements: tuple[RowDdl, ...] | None = None
 
+    @property
+    def obstacle(self) -> Waits | EmptyFirst | None:
+        """What must happen before the batch is applied, or None."""
+        pending = self.names.pending or self.rows.pending
+        if pending:
+            return Waits(pending)
+        return None if self.rows.empties is None else EmptyFirst(self.rows)
+
 
 class SinkWish(NamedTuple):
     """The properties of a batch's ranges that decide whether tasks stage the rows.
@@ -319,7 +327,24 @@ class Go:
     """The batch can be applied as it was read."""
 
 
-Verdict = Again | Cut | Go
+@dataclass(frozen=True)
+class Waits:
+    """The batch is not applied, because changes must be decided or applied first.
+
+    ``pending``: the changes that wait for a person's decision.
+    """
+
+    pending: tuple[Pending, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmptyFirst:
+    """DDL empties the table before the batch is applied. ``rows``: the decision on the DDL."""
+
+    rows: RowDecision
+
+
+Verdict = Again | Cut | Go | Waits
 
 
 class Job(Protocol):
@@ -396,7 +421,6 @@ class ReadingJob(Protocol):
         """Decide if the batch can be applied as it was read.
 
         Raises:
-            ChangesWaitError: Changes must be decided or applied first.
             TidesinkError: The batch can never be applied.
         """
 

@@ -12,9 +12,8 @@ import structlog
 
 from tidesink.errors import SchemaMismatchError, SchemaRefusedError
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.row_ddl import TableEmptiesError, decide_rows, up_to
+from tidesink.sinks.batch.row_ddl import RowDecision, decide_rows, up_to
 from tidesink.sinks.batch.schema_changes import (
-    ChangesWaitError,
     SchemaDecision,
     decide_changes,
     settle_names,
@@ -26,6 +25,7 @@ from tidesink.sinks.jobs.base import (
     Attempt,
     BatchPlan,
     Cut,
+    EmptyFirst,
     Go,
     Hold,
     Inputs,
@@ -37,6 +37,7 @@ from tidesink.sinks.jobs.base import (
     Staged,
     TaskRun,
     Verdict,
+    Waits,
 )
 from tidesink.sinks.jobs.executor import released_on_error
 from tidesink.sinks.kafka.offsets import halved
@@ -119,12 +120,13 @@ class BatchSchema:
     def settled(self, plan: BatchPlan) -> Settled:
         """Decides on DDL that renames columns, and on DDL that changes existing rows.
 
-        Raises:
-            ChangesWaitError: A rename waits for a person.
+        The latter is decided only if no rename waits for a person.
         """
         hold, decoding = self._hold, self._services.decoding
         # Renames come first, because a table that is emptied gets the columns of the rows after the DDL.
         names = settle_names(hold.table, decoding, self._policies)
+        if names.pending:
+            return Settled(names, RowDecision(decided=hold.progress.decided))
         if names.renamed:
             self._services.context.choices.keep(names.chosen, hold.progress)
         statements = decoding.row_ddl()
@@ -203,18 +205,20 @@ class Reading:
     settled: Settled
     truncates: bool = True
 
-    def reduced(self, plan: BatchPlan, opened: ExitStack, bad: BadRecord | None = None) -> Reduction:
-        """Returns the rows of the batch. The caller must release the results.
+    def reduced(
+        self, plan: BatchPlan, opened: ExitStack, bad: BadRecord | None = None
+    ) -> Reduction | Waits | EmptyFirst:
+        """Returns the rows of the batch, or what must happen before it can be applied.
+
+        The caller must release the results of a reduction.
 
         ``opened``: as in ``Attempt``. ``bad``: the bad record before which the batch ends, or None.
-
-        Raises:
-            ChangesWaitError: Changes must be decided or applied first.
-            TableEmptiesError: A statement requires that the table is emptied before the batch.
         """
         for reads in range(1, MOST_PLANS + 1):
             self.services.context.stop.check()
-            self._settle(plan)
+            self.settled = self.schema.settled(plan)
+            if self.settled.obstacle is not None:
+                return self.settled.obstacle
             try:
                 reduction = replace(self._read(plan, opened), bad=bad, reads=reads)
             except RangeTooLargeError:
@@ -229,6 +233,8 @@ class Reading:
             if isinstance(verdict, Cut) and not verdict.plan.records:
                 return replace(reduction, plan=verdict.plan, bad=verdict.bad)
             reduction.results.release()
+            if isinstance(verdict, Waits):
+                return verdict
             if isinstance(verdict, Cut):
                 return self.reduced(verdict.plan, opened, verdict.bad)
             self.truncates &= verdict.truncates
@@ -237,13 +243,6 @@ class Reading:
             f"{MOST_PLANS} times. Report this with the log.",
             table=str(self.services.settings.table),
         )
-
-    def _settle(self, plan: BatchPlan) -> None:
-        self.settled = self.schema.settled(plan)
-        if self.settled.rows.pending:
-            raise ChangesWaitError(self.settled.rows.pending)
-        if self.settled.rows.empties is not None:
-            raise TableEmptiesError(self.settled.rows)
 
     def _read(self, plan: BatchPlan, opened: ExitStack) -> Reduction:
         self.staging.forget_rows()  # rows that were staged with the previous plan

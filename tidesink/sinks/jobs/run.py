@@ -33,11 +33,12 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, filtered_of
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
 from tidesink.sinks.batch.observers import BatchApplied
-from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError
-from tidesink.sinks.batch.schema_changes import ChangesWaitError, SchemaDecision, SettledNames
+from tidesink.sinks.batch.row_ddl import RowDecision
+from tidesink.sinks.batch.schema_changes import SchemaDecision, SettledNames
 from tidesink.sinks.batch.source import KafkaRead, omitting, rows_to_write, translated_read_errors
 from tidesink.sinks.jobs.base import (
     BatchOutcome,
+    EmptyFirst,
     Hold,
     Job,
     ReadingJob,
@@ -45,6 +46,7 @@ from tidesink.sinks.jobs.base import (
     Services,
     Settled,
     Staged,
+    Waits,
 )
 from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps, reads_again
 from tidesink.sinks.kafka.dead_letters import LetterStamp
@@ -125,13 +127,12 @@ class BatchRun:
         job.catch_up(self._services.decoding)
         reading = Reading(job, self._hold, self._services, self._steps, self._schema, self.staging, settled)
         with ExitStack() as opened:
-            try:
-                reduction = reading.reduced(job.plan, opened)
-            except ChangesWaitError as exc:
-                return BatchOutcome(self._hold.progress, pending=exc.pending)
-            except TableEmptiesError as exc:
+            reduction = reading.reduced(job.plan, opened)
+            if isinstance(reduction, Waits):
+                return BatchOutcome(self._hold.progress, pending=reduction.pending)
+            if isinstance(reduction, EmptyFirst):
                 self.staging.forget_rows()
-                return self._changed(job.emptied(exc.decision, self._hold), reading.settled)
+                return self._changed(job.emptied(reduction.rows, self._hold), reading.settled)
             opened.callback(reduction.results.release)
             if reduction.bad is not None and not reduction.plan.records:
                 return BatchOutcome(self._hold.progress, bad=reduction.bad)

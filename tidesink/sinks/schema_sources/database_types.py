@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.codecs.canal_json.schema import agrees
 from tidesink.codecs.debezium.envelope import POSTGRES
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
+from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.state.documents import DocumentKind, list_key
@@ -34,7 +35,6 @@ from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
     from tidesink.config.source import DatabaseSettings
-    from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.base import ReplicaIdentity
 
 # Returns the current types of a table's columns, by lower-case name. Empty if there is no such table.
@@ -368,7 +368,6 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
         SourceUnavailableError: The database does not answer.
     """
     from tidesink.sinks.batch.source_rows import OPTION, connected
-    from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 

@@ -36,7 +36,6 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.cuts import is_outside
 from tidesink.sinks.batch.records import EventRules, TableDecoder
-from tidesink.sinks.batch.schema_changes import ChangesWaitError
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source_rows import (
     OPTION,
@@ -65,6 +64,7 @@ from tidesink.sinks.jobs.base import (
     SinkWish,
     TaskRun,
     Verdict,
+    Waits,
     next_progress,
 )
 from tidesink.sinks.jobs.changes import check_partitions
@@ -91,7 +91,7 @@ from tidesink.source_database.key_bounds import Bound, checked_bounds, from_list
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from tidesink.sinks.batch.counts import BatchSummary
+    from tidesink.sinks.batch.counts import BadRecord
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.schema_source import Decoding
     from tidesink.sinks.jobs.executor import TaskResults
@@ -946,9 +946,10 @@ class PartJob(ReadingJob):
     def accept(self, reduction: Reduction, hold: Hold, services: Services) -> Verdict:  # noqa: ARG002
         """Decide if the part can be applied as it was read.
 
+        If a row does not fit the target's columns, the part waits: pending changes must be applied first,
+        because they may change the columns.
+
         Raises:
-            ChangesWaitError: a row does not fit the target's columns. Pending changes must be applied first,
-                because they may change the columns.
             ValueOutOfRangeError: a row does not fit the target's columns, although all changes that were
                 pending are applied.
             KeyOrderError: the key or its order has changed in the database.
@@ -958,25 +959,24 @@ class PartJob(ReadingJob):
         if reduction.summary.counts.bad and reduction.reads == 1 and services.decoding.learn(unfit):
             return Again()
         check_partitions(reduction, services)
-        self._refuse_bad(reduction.summary, services)
+        if reduction.summary.bad_records:
+            return self._unfit(reduction.summary.bad_records[0], services)
         with open_source_database(services.context.config) as database:
             database.confirm_order(services.settings.table, self.part.stored)
         return Go()
 
-    def _refuse_bad(self, summary: BatchSummary, services: Services) -> None:
-        """Check that the target can store all rows of the part.
+    def _unfit(self, bad: BadRecord, services: Services) -> Waits:
+        """Let the part wait, unless this is its last try, because the target cannot store one of its rows.
 
-        A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
+        The row cannot become a dead letter, since it comes from no Kafka record.
         """
-        if summary.bad_records:
-            if not self.part.is_last_try:
-                raise ChangesWaitError(())
-            bad = summary.bad_records[0]
-            raise ValueOutOfRangeError(
-                f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
-                f"at the source, or {LEAVE_OUT}.",
-                table=str(services.settings.table),
-            )
+        if not self.part.is_last_try:
+            return Waits()
+        raise ValueOutOfRangeError(
+            f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
+            f"at the source, or {LEAVE_OUT}.",
+            table=str(services.settings.table),
+        )
 
     def adjusted(self, batch: ReducedBatch) -> ReducedBatch:
         """Return the batch for the target. In a history, its rows are marked as read from the source."""

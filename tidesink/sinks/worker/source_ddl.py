@@ -13,9 +13,8 @@ If the worker is killed before this commit, the next worker decides again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Final
 
 from tidesink.config import TableConfig
@@ -23,6 +22,7 @@ from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.control import SnapshotControl, change_control
+from tidesink.sinks.batch.row_ddl import change_of, decided_statements, not_applied, shown_together
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
@@ -30,7 +30,6 @@ from tidesink.sinks.batch.schema_changes import (
     DecidedChange,
     Pending,
     Policies,
-    SchemaChange,
     SchemaDecision,
     chosen_of,
 )
@@ -46,7 +45,6 @@ from tidesink.source_database.database import stored_table, translated
 SETTLED_SECONDS: Final = 30.0
 # Kinds of statements that remove or rename a table.
 _GONE: Final = ("drop-table", "rename-table")
-_SHOWN_SQL: Final = 200
 _NO_TABLE: Final = (
     "{} has no table {}, although the statement does not remove it. Grant SELECT on the table to the user of "
     "the source database, or change the rows at the target by hand and reject the statement."
@@ -127,7 +125,7 @@ class SourceDdl:
             progress, follows = self._progress(hold.progress), self._policies.follows
             for ddl, _ in self._topic.of(self._settings.table):
                 if not follows or progress.followed <= ddl.offset < progress.decided:
-                    texts.append(f"not applied, {ddl.effect}: {ddl.statement[:_SHOWN_SQL]}")
+                    texts.append(not_applied(ddl))
         return tuple(texts)
 
     def decide(
@@ -155,9 +153,11 @@ class SourceDdl:
         policies = replace(self._policies, accepted=accepted)
         progress, end = self._progress(hold.progress), undecided[-1].ddl.offset + 1
         decided = DdlDecision(replace(progress, decided=end))
-        decisions = _decisions(undecided, policies)
-        pending, chosen = _pending(decisions, self._obstacle()), chosen_of(one for _, one in decisions)
-        followed = [statement for statement, decision in decisions if decision.policy == "apply"]
+        decisions = decided_statements((statement.ddl for statement in undecided), policies)
+        pending = shown_together(waiting(decisions, self._obstacle()))
+        chosen = chosen_of(decision for _, decision in decisions)
+        policies_of = (decision.policy for _, decision in decisions)
+        followed = [one for one, policy in zip(undecided, policies_of, strict=True) if policy == "apply"]
         if pending or not followed:
             return replace(decided, pending=pending, chosen=chosen)
         settled = max(statement.sent for statement in followed) / 1000 + SETTLED_SECONDS
@@ -188,7 +188,7 @@ class SourceDdl:
         if stored is None and any(statement.kind in _GONE for statement in followed):
             return DdlDecision(ddl, empties=True)
         reason = _NO_TABLE.format(OPTION, table) if stored is None else _KEYLESS
-        waits = (Pending(_change(statement), ("ignore",), reason) for statement in followed)
+        waits = (Pending(change_of(statement), ("ignore",), reason) for statement in followed)
         return DdlDecision(ddl, pending=tuple(waits))
 
     def _obstacle(self) -> str:
@@ -231,27 +231,12 @@ class SourceDdl:
         return SnapshotProgress((), number=asked.snapshot.started, sweep=Sweep())
 
 
-def _change(ddl: RowDdl) -> SchemaChange:
-    return SchemaChange(ddl.kind, "", ddl.time, ddl.statement, ddl.at)
+def waiting(decisions: Iterable[tuple[RowDdl, DecidedChange]], refusal: str) -> Iterator[Pending]:
+    """Yield the statements that wait for a user, in order.
 
-
-def _decisions(
-    statements: Sequence[SourceStatement], policies: Policies
-) -> list[tuple[SourceStatement, DecidedChange]]:
-    return [(statement, policies.decide(_change(statement.ddl))) for statement in statements]
-
-
-def _pending(decisions: Sequence[tuple[SourceStatement, DecidedChange]], refusal: str) -> tuple[Pending, ...]:
-    """Return the first statements that wait for a user and allow the same decisions, in order.
-
-    So a user can decide about all returned statements with one command.
+    ``refusal``: the reason why no statement can be applied with this config, or empty.
     """
-    waiting = list(_waiting(decisions, refusal))
-    return tuple(takewhile(lambda pending: pending.accepts == waiting[0].accepts, waiting))
-
-
-def _waiting(decisions: Sequence[tuple[SourceStatement, DecidedChange]], refusal: str) -> Iterator[Pending]:
-    for (ddl, _), decision in decisions:
+    for ddl, decision in decisions:
         if decision.policy == "pause" or (decision.policy == "apply" and refusal):
             reason = refusal or f"If you ignore it, {ddl.effect}. If you approve it, a resync follows."
             yield Pending(decision.change, ("ignore",) if refusal else ("apply", "ignore"), reason)

@@ -9,8 +9,8 @@ import pytest
 
 from tidesink.codecs import open_codec
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.topic_statements import DdlStatement, learn
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.batch.topic_ddl import DdlStatement, applied
 
 A, B = TableId("other", "a"), TableId("other", "b")
 _B: Final = "CREATE TABLE b (id BIGINT PRIMARY KEY, e ENUM('p','q'))"
@@ -74,7 +74,7 @@ def test_like_reads_an_unqualified_name_in_the_session_which_no_event_tells() ->
 def test_a_table_made_like_another(sql: str, known: bool) -> None:
     definitions = TableDefinitions()
     definitions.apply(_B, "other")
-    warnings = list(applied(definitions, [DdlStatement("other", sql, table="a")], "cdc"))
+    warnings = learn(definitions, [DdlStatement("other", sql, table="a")], "cdc").warnings
     assert _columns(definitions, A) == (["id", "e"] if known else None)
     assert [(one.table, "Add a definition" in one.text) for one in warnings] == ([] if known else [(A, True)])
 

@@ -13,7 +13,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.counts import BatchSummary, EventCounts
 from tidesink.sinks.batch.schema_changes import (
-    ChangesWaitError,
     Pending,
     Policies,
     decide_changes,
@@ -132,10 +131,9 @@ class Bed:
         """A batch's changes of the target's columns; what waits."""
         self.inner._newer_ddl(cast("Any", None))
         policies = self.validation
-        try:
-            settle_names(self.table, self.decoding, policies)
-        except ChangesWaitError as waits:
-            return waits.pending
+        names = settle_names(self.table, self.decoding, policies)
+        if names.pending:
+            return names.pending
         shape = self.decoding.columns().shape
         schema_decision = decide_changes(
             self.table.gap(shape), shape, policies, source_columns_of(self.decoding, policies)

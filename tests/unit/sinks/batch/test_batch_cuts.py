@@ -17,7 +17,7 @@ from tidesink.sinks.batch.row_ddl import RowDecision
 from tidesink.sinks.batch.schema_changes import SettledNames
 from tidesink.sinks.batch.source import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
-from tidesink.sinks.jobs.base import BatchPlan, Hold, Services, Settled
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Reduction, Services, Settled
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
@@ -86,6 +86,7 @@ def _cut_by(executor: _Scripted, start: int, end: int, *, partitions: int = 1) -
         Settled(SettledNames(), RowDecision()),
     )
     reduction = reading.reduced(job.plan, ExitStack())
+    assert isinstance(reduction, Reduction)
     return reduction.plan.ranges[0].end, reduction.bad.offset if reduction.bad else None
 
 

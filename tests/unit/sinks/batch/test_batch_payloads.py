@@ -180,6 +180,7 @@ def test_a_target_hears_how_long_the_ranges_are_that_the_table_reads_alone(share
     reader: Any = TableRecords(cast("Any", None), cast("Any", None), T, commits=False) if shared else None
     services, hold = _services(_Decoding(ID), _Staged()), _hold(table)
     reduction = _reading(Changes(plan, reader), hold, services).reduced(plan, ExitStack())
+    assert isinstance(reduction, Reduction)
     assert isinstance(reduction.rows, Staged)
     assert [one.fewest for one in table.asked] == ([0] if shared else [63])
 
@@ -211,6 +212,7 @@ def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:
     executor = _Staged(drop)
     job, hold, services = Changes(PLAN, cast("Any", None)), _hold(table), _services(decoding, executor)
     reduction = _reading(job, hold, services).reduced(PLAN, ExitStack())
+    assert isinstance(reduction, Reduction)
     assert (executor.sinks, reduction.rows, table.forgotten) == (["sink", None], Packed(), [PART])
 
 

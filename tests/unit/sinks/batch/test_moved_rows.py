@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import moved_tables, named_by, row_changes
+from tidesink.ddl.row_changes import DdlEffects, named_by
+from tidesink.ddl.topic_statements import DdlStatement, DdlWarning, learn
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.topic_ddl import DdlStatement, DdlWarning, applied
 
 T, U = TableId("s", "t"), TableId("s", "u")
 KEYLESS = "create table t (a int)"
@@ -17,7 +17,7 @@ KEYED = "create table t (a int primary key)"
 
 def _warnings(*statements: str) -> list[DdlWarning]:
     given = [DdlStatement("s", sql) for sql in statements]
-    return list(applied(TableDefinitions(), given, "cdc"))
+    return learn(TableDefinitions(), given, "cdc").warnings
 
 
 def _rekeyed(*statements: str) -> set[TableId | None]:
@@ -44,7 +44,7 @@ def _rekeyed(*statements: str) -> set[TableId | None]:
 )
 def test_rows_that_move_to_other_partitions_have_other_row_keys(part: str, moves: bool) -> None:
     sql = f"ALTER TABLE t {part}"
-    assert moved_tables(sql, "s") == ((T,) if moves else ())
+    assert DdlEffects(sql, "s").moved_tables() == ((T,) if moves else ())
     assert _rekeyed(KEYLESS, sql) == ({T} if moves else set())
     assert _rekeyed(KEYED, sql) == set()
 
@@ -56,19 +56,25 @@ def test_an_exchange_is_told_at_both_tables(name: str, ending: str) -> None:
     # An event names the database of its table, and an unqualified name is of the session's: it may be any.
     other = U if "." in name else TableId("", "u")
     assert named_by(other, U)
-    assert moved_tables(sql, "other") == (T, other)
-    assert [(one.table, str(other if one.table == T else T) in one.effect) for one in row_changes(sql)] == [
+    assert DdlEffects(sql, "other").moved_tables() == (T, other)
+    assert [
+        (one.table, str(other if one.table == T else T) in one.effect)
+        for one in DdlEffects(sql).row_changes()
+    ] == [
         (T, True),
         (other, True),
     ]
-    assert moved_tables(f"ALTER TABLE t EXCHANGE PARTITION `p0` WITH TABLE {name}{ending}", "s") == (T, U)
+    assert DdlEffects(
+        f"ALTER TABLE t EXCHANGE PARTITION `p0` WITH TABLE {name}{ending}", "s"
+    ).moved_tables() == (T, U)
     assert _rekeyed(KEYLESS, "create table u (a int)", sql) == {T, other}
     keyed = "create table u (a int primary key)"
     assert _rekeyed(KEYED, keyed, sql) == set()
-    assert all("stay in the target" in one.effect for one in row_changes(sql))
+    assert all("stay in the target" in one.effect for one in DdlEffects(sql).row_changes())
 
 
 def test_an_exchange_that_names_no_table_is_refused() -> None:
-    for read in (moved_tables, row_changes):
+    effects = DdlEffects("ALTER TABLE t EXCHANGE PARTITION p0", "s")
+    for read in (effects.moved_tables, effects.row_changes):
         with pytest.raises(ConfigError, match="the SQL must have WITH TABLE"):
-            read("ALTER TABLE t EXCHANGE PARTITION p0", "s")
+            read()

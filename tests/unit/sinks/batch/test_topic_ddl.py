@@ -1,11 +1,10 @@
-"""What a topic's DDL does that the target does not follow: said once, and still after a restart."""
+"""The DDL log of a topic: read once for all tables, and still known after a restart."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -15,11 +14,10 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import RowDdl, altered_tables
+from tidesink.ddl.topic_statements import DdlStatement, learn, with_rows
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch import topic_ddl
-from tidesink.sinks.batch.topic_ddl import DdlPages, DdlStatement, TopicDdl, _Page, _statement, applied
+from tidesink.sinks.batch.topic_ddl import DdlPages, TopicDdl, _Page
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
@@ -31,107 +29,6 @@ if TYPE_CHECKING:
 CREATE = "create table t (id int primary key, a int, b varchar(5))"
 NO_READER = cast("TopicReader", None)
 T = TableId("s", "t")
-
-
-@pytest.mark.parametrize(
-    ("part", "changes"),
-    [
-        ("ADD COLUMN c INT DEFAULT 5", True),
-        ("COMMENT = 'x', MODIFY c BIGINT", True),
-        ("ADD PRIMARY KEY (a)", True),
-        ("RENAME COLUMN a TO b", True),
-        ("ALTER a DROP DEFAULT", True),
-        ("ADD INDEX i (a)", False),
-        ("DROP PARTITION p0", False),
-        ("RENAME TO u", False),
-        ("AUTO_INCREMENT = 5", False),
-    ],
-)
-def test_alters_that_change_columns_or_keys(part: str, changes: bool) -> None:
-    assert altered_tables(f"ALTER TABLE t {part}", "s") == ((T,) if changes else ())
-
-
-@pytest.mark.parametrize(
-    ("part", "had", "has"),
-    [
-        ("ADD COLUMN c int", "a int", "a int, c int"),
-        ("ADD COLUMN c int FIRST", "a int", "c int, a int"),
-        ("ADD COLUMN (c int, d int)", "a int", "a int, c int, d int"),
-        ("ADD COLUMN c int, DROP COLUMN a", "a int, b int", "b int, c int"),
-        ("DROP COLUMN a", "a int, b int", "b int"),
-        ("RENAME COLUMN a TO c", "a int", "c int"),
-        ("CHANGE COLUMN a c bigint", "a int", "c bigint"),
-        ("MODIFY COLUMN a enum('x','y')", "a enum('x')", "a enum('x','y')"),
-        ("MODIFY COLUMN a int AFTER b", "a int, b int", "b int, a int"),
-        ("ALTER a SET DEFAULT 5", "a int", "a int DEFAULT 5"),
-        ("ADD UNIQUE KEY u (a)", "a int not null", "a int not null, unique key u (a)"),
-        ("DROP INDEX u", "a int not null, unique key u (a)", "a int not null"),
-    ],
-)
-def test_an_alter_that_the_definition_has_already_changes_nothing(part: str, had: str, has: str) -> None:
-    """A definition of the database may be newer than the moment at which it was asked for."""
-    create, alter = "create table t ({})", f"ALTER TABLE t {part}"
-    told, looked_up = TableDefinitions(), TableDefinitions()
-    assert not [*applied(told, [DdlStatement("s", create.format(had), 10)], "cdc")]
-    before = told.get(T)
-    warnings = [*applied(told, [DdlStatement("s", alter, 20)], "cdc")]
-    assert told.get(T) != before
-    shown = [DdlStatement("s", create.format(has), 15), DdlStatement("s", alter, 20)]
-    assert [*applied(looked_up, shown, "cdc")] == warnings
-    assert _columns(looked_up) == _columns(told)
-    assert not looked_up.readded()
-
-
-def _columns(definitions: TableDefinitions) -> list[Any]:
-    """As the last definition has them: what they were before is not in what the database shows."""
-    found = definitions.get(T)
-    assert found is not None
-    columns = [
-        replace(column, earlier=(), origin_default=None, redefaulted=False, column_id=None)
-        for column in found.columns
-    ]
-    return [columns, [column.name for column in found.handle_columns]]
-
-
-def _said(*statements: str) -> list[str]:
-    definitions = TableDefinitions()
-    return [w.text for w in applied(definitions, [DdlStatement("s", sql) for sql in statements], "cdc")]
-
-
-def test_the_event_of_a_rename_tells_the_database_of_the_new_name() -> None:
-    definitions = TableDefinitions()
-    created, renamed = (
-        DdlStatement("other", sql, table=table)
-        for sql, table in ((CREATE, "t"), ("ALTER TABLE `other`.`t` RENAME TO `u`", "u"))
-    )
-    assert [*applied(definitions, [created, renamed], "cdc")] == []
-    assert [*definitions] == [TableId("other", "u")]
-
-
-def test_an_alter_of_a_table_nothing_told_of_is_said() -> None:
-    (said,) = _said("ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
-    assert "s.t, whose definition is not known" in said
-    assert "Add a definition under tables" in said
-    assert said.endswith("Statement: ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
-    assert _said(CREATE, "ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
-    assert _said(f"{CREATE}; ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
-    assert _said("ALTER TABLE t ADD INDEX i (a)") == []
-
-
-def test_a_column_added_under_the_name_of_a_dropped_one_is_said() -> None:
-    assert _said(CREATE, "ALTER TABLE t DROP COLUMN a") == []
-    (said,) = _said(CREATE, "ALTER TABLE t DROP COLUMN a", "ALTER TABLE t ADD COLUMN a INT")
-    assert "column a was dropped and added again" in said
-
-
-def test_a_statement_that_cannot_be_read_says_so_beside_what_it_does() -> None:
-    said = _said(CREATE, "ALTER TABLE t RENAME COLUMN a TO c, MODIFY nothing INT")
-    assert ["column a was renamed to c" in said[0], "cannot be read" in said[1]] == [True, True]
-
-
-def test_long_statements_are_cut() -> None:
-    said, _ = _said(f"ALTER TABLE t RENAME COLUMN a TO b /* {'x' * 999} */")
-    assert len(said.partition("Statement: ")[2]) < 220
 
 
 class _ScriptedDdl(TopicDdl):
@@ -204,40 +101,11 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
     ]
     assert [one.kind for one in first.row_ddl(TableId("s", "u"))] == ["drop-table"]
     resent = [DdlStatement("s", sql, at, offset=90 + at) for at, sql in enumerate(topic)]
-    assert topic_ddl.with_rows(first._known.rows, resent) == first._known.rows
+    sent_again = learn(TableDefinitions(), resent, "cdc").rows
+    assert with_rows(first._known.rows, sent_again) == first._known.rows
     again = _ddl(store, *topic)
     again.recall(_ends(4))
     assert again.row_ddl(T) == known
-
-
-def test_of_one_name_the_newest_statements_are_kept() -> None:
-    every = [DdlStatement("s", "TRUNCATE t", at) for at in range(1, 200)]
-    found = topic_ddl.with_rows((), [*every, DdlStatement("s", "TRUNCATE u", 300)])
-    assert [one.moment for one in found] == [*range(150, 200), 300]
-
-
-def test_statements_of_one_kind_do_not_push_out_those_of_another() -> None:
-    partitions = [DdlStatement("s", f"ALTER TABLE t DROP PARTITION p{at}", at) for at in range(2, 200)]
-    found = topic_ddl.with_rows((), [DdlStatement("s", "TRUNCATE t", 1), *partitions])
-    assert [one.moment for one in found if one.kind == "truncate"] == [1]
-    assert [one.moment for one in found if one.kind == "partition"] == [*range(150, 200)]
-
-
-def test_tables_that_come_and_go_for_years_do_not_fill_the_state_store() -> None:
-    found: tuple[RowDdl, ...] = ()
-    for start in range(0, 20_000, 1_000):
-        dropped = (DdlStatement("s", f"DROP TABLE t{at}", at) for at in range(start + 1, start + 1_001))
-        found = topic_ddl.with_rows(found, dropped)
-    assert [one.moment for one in found] == [*range(15_001, 20_001)]
-
-
-def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() -> None:
-    odd = [DdlStatement("s", sql, 1, table="t") for sql in ("REORDER t BY MOOD", "TRUNCATE (", "'")]
-    assert [(one.table, one.kind) for one in topic_ddl.with_rows((), odd)] == [(T, "unknown")] * 3
-    for schema in ("s", ""):
-        unnamed = [one._replace(database=schema, table="") for one in odd]
-        found = topic_ddl.with_rows((), unnamed)
-        assert [(one.kind, one.concerns(T)) for one in found] == [("unknown", True)] * 3
 
 
 MEMBERS = (
@@ -405,7 +273,7 @@ def test_what_was_read_of_a_topic_is_not_used_when_it_was_made_again_meanwhile(
 @pytest.mark.parametrize("time", [{}, {"es": 0}, {"es": None}, {"es": 5}])
 def test_no_time_is_none_that_cannot_be(time: dict[str, Any]) -> None:
     message = {"isDdl": True, "database": "s", "sql": "alter table t add c int", "type": "ALTER", **time}
-    found = _statement(json.dumps(message).encode())
+    found = ddl_statement(json.dumps(message).encode())
     assert found is not None
     assert found.odd_time == ""
 
@@ -416,7 +284,7 @@ def test_no_time_is_none_that_cannot_be(time: dict[str, Any]) -> None:
 def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) -> None:
     def event(sql: str, **time: Any) -> DdlStatement:
         message = {"isDdl": True, "database": "s", "sql": sql, "type": "ALTER", **time}
-        found = _statement(json.dumps(message).encode())
+        found = ddl_statement(json.dumps(message).encode())
         assert found is not None
         return found
 
@@ -426,7 +294,7 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
         event("alter table t modify a bigint", **said),
         event("alter table t add c int", es=2_000),
     ]
-    (warning,) = applied(definitions, statements, "cdc")
+    (warning,) = learn(definitions, statements, "cdc").warnings
     assert warning.table == T
     assert "has an impossible time (" in warning.text
     assert str(next(reversed(said.values()))) in warning.text
@@ -455,10 +323,10 @@ def test_a_time_a_day_after_the_record_cannot_be(
 ) -> None:
     time = {"_tidb": {"commitTs": at << 18}, "es": 5} if extended else {"es": at}
     message = {"isDdl": True, "database": "s", "sql": "truncate t", "type": "TRUNCATE", **time}
-    found = _statement(json.dumps(message).encode(), 7, sent)
+    found = ddl_statement(json.dumps(message).encode(), 7, sent)
     assert found is not None
     assert (found.since, bool(found.odd_time)) == (None if odd else at << 18, odd)
-    (one,) = topic_ddl.with_rows((), [found])
+    (one,) = learn(TableDefinitions(), [found], "cdc").rows
     assert (one.moment, one.odd_time) == (found.since, found.odd_time)
     if odd:
         said = f"commitTs {at << 18}" if extended else f"es {at}"

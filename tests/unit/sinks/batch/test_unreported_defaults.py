@@ -12,10 +12,10 @@ from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schem
 from tidesink.codecs.debezium.envelope import Rows
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
-from tidesink.ddl.row_changes import RowDdl, row_changes
+from tidesink.ddl.row_changes import DdlEffects, RowDdl
+from tidesink.ddl.topic_statements import DdlStatement, learn
 from tidesink.events import UNKNOWN_DEFAULT, Column, Message, TableId, TableSchema
 from tidesink.sinks.batch.schema_change_topic import statements
-from tidesink.sinks.batch.topic_ddl import DdlStatement, applied
 from tidesink.sinks.targets.column_changes import default_texts
 from tidesink.typemap.target_schema import merge_schemas, shape_of, with_defaults
 
@@ -136,7 +136,7 @@ def test_the_time_of_the_statement_is_in_no_event(column: str) -> None:
         {},
         True,
     )
-    (change,) = row_changes(sql, "public")
+    (change,) = DdlEffects(sql, "public").row_changes()
     said = RowDdl.of(change, sql, moment=1, offset=0)
     assert (said.kind, "the time of the statement" in said.effect) == ("values", True)
     assert "tidesink resync" in said.effect
@@ -194,7 +194,10 @@ def test_no_zero_stands_for_what_the_database_computed(column: str, backfill: st
     schema = definitions.get(T)
     assert schema is not None
     assert schema.columns[1].backfill == backfill
-    effects = [(one.kind, "the time of the statement" in one.effect) for one in row_changes(sql, "public")]
+    effects = [
+        (one.kind, "the time of the statement" in one.effect)
+        for one in DdlEffects(sql, "public").row_changes()
+    ]
     assert effects == ([("values", False)] if backfill == UNKNOWN_DEFAULT else [])
 
 
@@ -249,7 +252,7 @@ def test_a_conversion_that_may_change_values_is_told(was: str, now: str, changes
     definitions = TableDefinitions()
     definitions.apply(f"CREATE TABLE t (id INT PRIMARY KEY, c {was})", "s")
     statement = DdlStatement("s", f"ALTER TABLE t CHANGE c d {now}", since=5, table="t")
-    said = [one.text for one in applied(definitions, [statement], "cdc")]
+    said = [one.text for one in learn(definitions, [statement], "cdc").warnings]
     assert ["rounded or cut" in one and "tidesink resync" in one for one in said[1:]] == [True] * changes
 
 

@@ -18,7 +18,7 @@ from tidesink.sinks.batch.counts import BatchSummary, EventCounts, PartitionSumm
 from tidesink.sinks.batch.schema_source import SourceColumns
 from tidesink.sinks.batch.source import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
+from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services, Verdict, Waits
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.run import run_batch
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
@@ -40,6 +40,7 @@ SUMMARY = BatchSummary(
     max_commit_ts=50,
 )
 TRUNCATED = RowDdl.of(RowChange(TABLE, "truncate", ""), "TRUNCATE t", moment=40, offset=5)
+NOT_KNOWN = RowDdl.of(RowChange(TABLE, "unknown", "rows may differ"), "REORDER t", moment=45, offset=6)
 
 
 class _Bed:
@@ -153,6 +154,29 @@ def test_ddl_that_empties_the_table_is_applied_before_the_records() -> None:
     assert (batch.truncates, batch.empty, progress.emptied, progress.decided) == (True, False, 40, 40)
     assert progress.topics["app"].partitions[0].next_offset == 4
     assert outcome.read == KafkaRead(0, 0)
+
+
+def test_a_batch_is_not_read_while_ddl_waits_for_a_person() -> None:
+    """A table that waits is not emptied either, although that is decided."""
+    bed = _Bed(TRUNCATED, NOT_KNOWN)
+    outcome = bed.run_batch(Changes(PLAN, cast("Any", None)))
+    assert bed.said == ["planned", "catch up"]
+    assert [pending.change.kind for pending in outcome.pending] == ["unknown"]
+    assert outcome.progress is BEFORE
+
+
+class _Refusing(Changes):
+    """Finds in the records that a change must be decided first."""
+
+    def accept(self, *_: object) -> Verdict:
+        return Waits()
+
+
+def test_a_batch_is_not_applied_if_its_records_show_that_changes_wait() -> None:
+    bed = _Bed()
+    outcome = bed.run_batch(_Refusing(PLAN, cast("Any", None)))
+    assert bed.said == ["planned", "catch up", "run tasks", "read", "decoded", "reduced", "release"]
+    assert (outcome.progress, outcome.account) == (BEFORE, None)
 
 
 @pytest.mark.parametrize("empties", [False, True])

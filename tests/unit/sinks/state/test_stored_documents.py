@@ -23,6 +23,7 @@ from tests.unit.sinks.worker.test_cut_turns import SECOND, _Run
 from tests.unit.sinks.worker.test_source_ddl import _Topic
 from tests.unit.sinks.worker.test_starts import _found, _start
 from tidesink.cli.open_letters import note_open
+from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.control import (
@@ -38,7 +39,7 @@ from tidesink.sinks.batch.control import (
 )
 from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.batch.schema_changes import KnownColumns, PolicyChoices
-from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, TopicTables
+from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.dead_letters import RecordGroup
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, PartitionOffsets, TopicGrowth, TopicOffsets
 from tidesink.sinks.schema_sources.database_types import DatabaseColumns, DatabaseTypes

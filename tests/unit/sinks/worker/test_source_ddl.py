@@ -20,6 +20,7 @@ from tidesink.config.fields import SchemaChanges
 from tidesink.config.table_checks import shown_policies
 from tidesink.errors import SourceError
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.row_ddl import change_of, decided_statements, shown_together
 from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceStatement, statements
 from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
@@ -28,7 +29,7 @@ from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.source_ddl import _change, _decisions, _pending
+from tidesink.sinks.worker.source_ddl import waiting
 
 DATA: Final = Path(__file__).parents[3] / "golden" / "data"
 TOPIC: Final = "shop"
@@ -47,6 +48,11 @@ def _recorded() -> list[Message]:
 
 def _read(messages: Sequence[Message]) -> list[SourceStatement]:
     return [one for message in messages for one in statements(message, CODEC.decode)]
+
+
+def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str = "") -> tuple[Pending, ...]:
+    decisions = decided_statements((statement.ddl for statement in found), policies)
+    return shown_together(waiting(decisions, refusal))
 
 
 def test_recorded_statements_that_change_rows() -> None:
@@ -87,11 +93,11 @@ def test_a_statement_is_known_by_its_place_in_the_log() -> None:
     """Sent again it is the same for who decided it; the next of the same text is another."""
     (first, *_), (again, *_) = (_read([replace(_recorded()[21], offset=n)]) for n in (21, 40))
     assert first.ddl.offset != again.ddl.offset
-    assert _change(first.ddl).digest == _change(again.ddl).digest
+    assert change_of(first.ddl).digest == change_of(again.ddl).digest
     assert first.ddl.time.startswith("2026-")
     assert _recorded()[21].value is not None
     other = replace(_recorded()[21], value=(_recorded()[21].value or b"").replace(b"0-1-30", b"0-1-99"))
-    assert _change(_read([other])[0].ddl).digest != _change(first.ddl).digest
+    assert change_of(_read([other])[0].ddl).digest != change_of(first.ddl).digest
 
 
 class _Topic:
@@ -270,7 +276,7 @@ def test_a_topic_that_is_not_there_or_not_readable_is_told(tmp_path: Path) -> No
 def test_a_rename_of_a_column_is_shown_as_a_statement() -> None:
     """The target may have neither name, or both."""
     (found,) = (one for one in _read(_recorded()) if one.ddl.kind == "rename")
-    ((change, ways, reason),) = _pending(_decisions([found], Policies(SchemaChanges(), {}, CAPABILITIES)), "")
+    ((change, ways, reason),) = _pending([found], Policies(SchemaChanges(), {}, CAPABILITIES))
     shown = Pending(change, ways, reason).as_json()
     assert (shown["kind"], shown["statement"]) == ("rename", "ALTER TABLE live.a RENAME COLUMN v TO w")
     assert (shown["column"], shown["from"], shown["accepts"]) == ("", "", ["apply", "ignore"])
@@ -287,12 +293,12 @@ def test_who_decides(refusal: str) -> None:
 
     def waiting(accepted: Accepted, **changes: Any) -> list[tuple[str, ...]]:
         policies = Policies(SchemaChanges(**changes), accepted, CAPABILITIES)
-        return [one.accepts for one in _pending(_decisions(found, policies), refusal)]
+        return [one.accepts for one in _pending(found, policies, refusal)]
 
     assert waiting({}) == [ways, ways]
     assert waiting({}, partition="ignore") == []
-    assert waiting({_change(found[0].ddl).digest: "ignore"}) == [ways]
-    assert waiting({_change(one.ddl).digest: "apply" for one in found}) == ([ways, ways] if refusal else [])
+    assert waiting({change_of(found[0].ddl).digest: "ignore"}) == [ways]
+    assert waiting({change_of(one.ddl).digest: "apply" for one in found}) == ([ways, ways] if refusal else [])
 
 
 CONFIG: Final = changed(
@@ -354,7 +360,7 @@ def test_a_table_whose_new_columns_the_connector_did_not_read_waits(statement: s
     found = _read([_created(statement)])
     assert [(one.ddl.kind, one.ddl.table) for one in found] == [(kind, A) for kind in kinds]
     policies = Policies(SchemaChanges.model_validate({"drop-table": "apply"}), {}, CAPABILITIES)
-    waiting = _pending(_decisions(found, policies), "") if kinds else ()
+    waiting = _pending(found, policies) if kinds else ()
     assert [one.change.kind for one in waiting] == kinds[-1:]
     assert all("values under wrong names" in one.reason for one in waiting)
     # A connector that knew no table of the name has read them.
