@@ -44,6 +44,7 @@ from tidesink.sinks.batch.source_rows import (
     KeyRange,
     KeySet,
     MatchingRows,
+    RowInput,
     SourceDecoder,
     SourceRows,
     connected,
@@ -51,7 +52,7 @@ from tidesink.sinks.batch.source_rows import (
     log_offset,
     source_plan,
 )
-from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import (
     Again,
     Attempt,
@@ -68,7 +69,7 @@ from tidesink.sinks.jobs.base import (
     next_progress,
 )
 from tidesink.sinks.jobs.changes import check_partitions
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys
 from tidesink.sinks.snapshots.source_keys import (
     KEYS_A_QUERY,
@@ -122,10 +123,6 @@ _NEW: Final = (
 _SECONDS: Final = 5.0
 # Seconds between two checks for open transactions.
 _PAUSE: Final = 0.1
-_TOO_LARGE: Final = (
-    f"A range of the snapshot has more than {MOST_BYTES >> 20} MiB, which is more than a task may hold in "
-    "memory. Lower source.database.chunk-rows, the number of rows in a range."
-)
 _UNFINISHED: Final = (
     "The table's snapshot has not finished, and a request that is limited to some rows would replace it. "
     "Wait until it finishes, or cancel it (`tidesink snapshot cancel TABLE`)."
@@ -851,10 +848,7 @@ class StoredRows:
     """Reads the rows of a part's key ranges or keys from the source database."""
 
     def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
-        """Return one range for each range of keys.
-
-        A range's number takes the place of a partition, and a row's number that of an offset.
-        """
+        """Return one input for each range or set of keys."""
         hold, services = attempt.hold, attempt.services
         database, stored = services.context.config.source.database, part.stored
         assert database is not None  # noqa: S101  (the part's bounds are from it)
@@ -865,7 +859,6 @@ class StoredRows:
             decode_plan.decoder.stored,
             stored.key,
             stored.key_types,
-            part.ranges,
             at_once=database.connections,
             since=least_position(hold, services),
             constants=stored.constants,
@@ -873,15 +866,14 @@ class StoredRows:
             replica=database.replica,
         )
         first = log_offset(hold.progress.batch + 1) if decode_plan.logs else 0
-        ranges = [
-            OffsetRange(attempt.plan.found.topic, n, first, first + database.chunk_rows)
-            for n in range(len(part.ranges))
-        ]
-        task = RangeTask.of(ranges, "", decode_plan)
+        topic, most = attempt.plan.found.topic, database.chunk_rows
+        inputs = tuple(RowInput(topic, n, keys, most, first) for n, keys in enumerate(part.ranges))
+        task = RangeTask(inputs, decode_plan)
         if services.history is not None:
             task = replace(task, only=MatchingRows())
         # With cuts, rows that are read again could be newer than the commit_ts that the progress records.
-        return Inputs(task, reader, SinkWish.of(ranges), volatile=services.context.config.cuts is not None)
+        wish = SinkWish.of(inputs)
+        return Inputs(task, reader, wish, volatile=services.context.config.cuts is not None)
 
 
 def least_position(hold: Hold, services: Services) -> int | None:
@@ -938,7 +930,8 @@ class PartJob(ReadingJob):
         try:
             return super().read(run, hold, services)
         except RangeTooLargeError as exc:
-            raise ConfigError(_TOO_LARGE, table=str(services.settings.table)) from exc
+            # Fewer offsets would not help, because the part has none.
+            raise ConfigError(exc.message, table=str(services.settings.table)) from exc
 
     def accept(self, reduction: Reduction, hold: Hold, services: Services) -> Verdict:  # noqa: ARG002
         """Decide if the part can be applied as it was read.
@@ -965,10 +958,10 @@ class PartJob(ReadingJob):
 
         A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
         """
-        if summary.bad_records:
+        if summary.bad_rows:
             if not self.part.is_last_try:
                 raise ChangesWaitError(())
-            bad = summary.bad_records[0]
+            bad = summary.bad_rows[0]
             raise ValueOutOfRangeError(
                 f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
                 f"at the source, or {LEAVE_OUT}.",
