@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -16,8 +16,7 @@ from tidesink.config.source import DatabaseSettings
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import KeyRange, KeyShare, RowInput, SourceRows, key_ranges
 from tidesink.sinks.schema_sources.database_types import look_up_in, replica_identity
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.source_database.base import ReplicaIdentity, StoredTable, plain
@@ -25,6 +24,7 @@ from tidesink.source_database.database import begin_session, dialect_of, stored_
 from tidesink.source_database.postgres import key_orders
 
 pytestmark = pytest.mark.servers
+_ALL: Final = KeyRange()
 # Of a test's own.
 _ICU: Final = "tidesink_icu_order"
 
@@ -63,17 +63,15 @@ def database(postgres: Endpoint) -> Iterator[Database]:
         yield Database(url, connection)
 
 
-def _source(url: str, name: str, stored: StoredTable, ranges: Sequence[KeyRange]) -> SourceRows:
+def _source(url: str, name: str, stored: StoredTable) -> SourceRows:
     columns = tuple(Column(one, kind) for one, kind in stored.types.items())
     schema = TableSchema(TableId("public", name), columns)
-    return SourceRows(url, schema, stored.key, stored.types, tuple(ranges))
+    return SourceRows(url, schema, stored.key, stored.types)
 
 
-def _read(source: SourceRows, number: int) -> list[dict[str, Any]]:
+def _read(source: SourceRows, keys: KeyRange = _ALL) -> list[dict[str, Any]]:
     return [
-        row
-        for records in source(FetchRange("rows", number, 0, 1))
-        for row in records.column("row").to_pylist()
+        row for records in source(RowInput("rows", 0, keys, 1)) for row in records.column("row").to_pylist()
     ]
 
 
@@ -122,8 +120,8 @@ def test_ranges_hold_every_row_once(database: Database, kind: str) -> None:
     database.run(f"INSERT INTO {quoted} {inserted} ON CONFLICT DO NOTHING")
     stored, ranges = database.ranges(name, 7)
     assert stored.key == tuple(stored.types)
-    source = _source(database.url, name, stored, ranges)
-    rows = [_read(source, number) for number in range(len(ranges))]
+    source = _source(database.url, name, stored)
+    rows = [_read(source, keys) for keys in ranges]
     assert [len(part) for part in rows[:-1]] == [7] * (len(ranges) - 1)
     every = [repr(row) for part in rows for row in part]
     assert len(every) == len(set(every)) > 40
@@ -134,7 +132,7 @@ def test_a_range_is_found_by_the_index_of_the_key(database: Database) -> None:
     database.run("CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))")
     database.run("INSERT INTO t SELECT i % 3, i FROM generate_series(1, 3000) i; ANALYZE t")
     stored, ranges = database.ranges("t", 100)
-    source = _source(database.url, "t", stored, ranges)
+    source = _source(database.url, "t", stored)
     query = source._query(ranges[3], dialect_of(database.connection))
     text = str(query.compile(database.connection.engine, compile_kwargs={"literal_binds": True}))
     plan = "\n".join(row[0] for row in database.connection.exec_driver_sql(f"EXPLAIN {text}"))
@@ -169,8 +167,8 @@ def test_a_partitioned_table_is_read_whole_and_its_size_is_known(database: Datab
     stored, ranges = database.ranges("p", 300)
     assert stored.bytes > 100_000
     assert 500 < stored.rows < 5_000  # never analyzed
-    source = _source(database.url, "p", stored, ranges)
-    assert [len(_read(source, number)) for number in range(len(ranges))] == [300, 300, 300, 100]
+    source = _source(database.url, "p", stored)
+    assert [len(_read(source, keys)) for keys in ranges] == [300, 300, 300, 100]
     part = database.stored("p3")
     assert part.key == ("id",)
     assert part.bytes < stored.bytes
@@ -259,10 +257,10 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
     )
     for place, name, error, words in cases:
         stored = database.stored(name)
-        source = _source(place.render_as_string(hide_password=False), name, stored, [KeyRange()])
+        source = _source(place.render_as_string(hide_password=False), name, stored)
         assert "SECRET" not in repr(source)
         with pytest.raises(error, match=words) as caught:
-            _read(source, 0)
+            _read(source)
         assert "SECRET" not in str(caught.value)
         assert "source.database" in str(caught.value)
     database.run("DROP OWNED BY tidesink_reader; DROP ROLE tidesink_reader")
@@ -278,15 +276,15 @@ def test_texts_of_a_database_of_another_encoding(postgres: Endpoint, encoding: s
             stored = stored_table(connection, TableId("public", "t"))
             assert stored is not None
             assert stored.types["name"] == ColumnType("other text", sql="text")
-        source = _source(url, "t", stored, [KeyRange()])
-        assert sorted(row["name"] for row in _read(source, 0)) == ["e", "é"]
-        found = source.of_keys(FetchRange("rows", 0, 0, 1), ["name"], [("é",)])
+        source = _source(url, "t", stored)
+        assert sorted(row["name"] for row in _read(source)) == ["e", "é"]
+        found = source.of_keys(KeyShare("rows"), ["name"], [("é",)])
         assert [row for part in found for row in part.column("row").to_pylist()] == [{"name": "é", "f": 1.0}]
         if encoding == "LATIN1":
             with pytest.raises(
                 ValueOutOfRangeError, match="A key has a value that the column's type cannot hold"
             ):
-                list(source.of_keys(FetchRange("rows", 0, 0, 1), ["name"], [("😀",)]))
+                list(source.of_keys(KeyShare("rows"), ["name"], [("😀",)]))
 
 
 @pytest.mark.parametrize(
@@ -298,11 +296,11 @@ def test_a_key_that_the_source_cannot_have_is_no_failure_of_the_database(
 ) -> None:
     """To try again would not help."""
     database.run(f"CREATE TABLE k ({column} PRIMARY KEY)")
-    source = _source(database.url, "k", database.stored("k"), [KeyRange()])
+    source = _source(database.url, "k", database.stored("k"))
     with pytest.raises(
         ValueOutOfRangeError, match="A key has a value that the column's type cannot hold"
     ) as caught:
-        list(source.of_keys(FetchRange("rows", 0, 0, 1), [column.partition(" ")[0]], [(key,)]))
+        list(source.of_keys(KeyShare("rows"), [column.partition(" ")[0]], [(key,)]))
     assert key not in str(caught.value)
 
 
@@ -313,15 +311,15 @@ def test_a_standby_is_refused() -> None:
             pass
         stored = StoredTable({}, (), 0, 0)
         with pytest.raises(ConfigError, match="standby"):
-            _read(_source(url, "any", stored, [KeyRange()]), 0)
+            _read(_source(url, "any", stored))
 
 
 def test_a_column_that_went_since_is_told(database: Database) -> None:
     database.run("CREATE TABLE went (id int PRIMARY KEY, gone int)")
-    source = _source(database.url, "went", database.stored("went"), [KeyRange()])
+    source = _source(database.url, "went", database.stored("went"))
     database.run("ALTER TABLE went DROP COLUMN gone")
     with pytest.raises(SourceUnavailableError, match="a column was dropped in the source database while"):
-        _read(source, 0)
+        _read(source)
 
 
 def test_the_order_of_a_text_key_has_the_version_of_the_databases_own_collation(database: Database) -> None:

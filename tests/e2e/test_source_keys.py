@@ -16,8 +16,14 @@ from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import (
+    KeyRange,
+    KeyShare,
+    RowInput,
+    SourceDecoder,
+    SourceRows,
+    source_plan,
+)
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
 from tidesink.sinks.snapshots.source_keys import KeyColumn, KeyedTask, key_columns
@@ -34,7 +40,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.servers, FULL]
 
 # Of these there is no text of a value that a key could have: a key is never null.
 _NO_KEYS: Final = ("nu", "d0", "dn", "t0")
-_ONE: Final = FetchRange("rows", 0, 0, 1)
+_ONE: Final = RowInput("rows", 0, KeyRange(), 1)
 ZONE: Final = "Europe/Berlin"
 
 
@@ -71,7 +77,7 @@ def test_a_row_is_found_by_a_key_of_each_type(spark: SparkSession, mariadb_url: 
         assert stored is not None
         plan = _plan(table, stored, ("id",))
         assert isinstance(plan.decoder, SourceDecoder)
-        rows = SourceRows(mariadb_url, plan.decoder.stored, ("id",), stored.types, (KeyRange(),))
+        rows = SourceRows(mariadb_url, plan.decoder.stored, ("id",), stored.types)
         (records,) = rows(_ONE)
         (whole,) = decode_here(plan, records)
         assert whole.after is not None
@@ -82,7 +88,7 @@ def test_a_row_is_found_by_a_key_of_each_type(spark: SparkSession, mariadb_url: 
             assert asked is not None, key
             # As the shape has the key's columns, whatever order they were given in.
             named = [one.name for one in sorted(asked, key=lambda one: one.at)]
-            task = KeyedTask(rows, asked, 0, _ONE, lambda _wanted, found: iter([*found]))
+            task = KeyedTask(rows, asked, 0, KeyShare("rows"), lambda _wanted, found: iter([*found]))
             wanted = pa.record_batch({"key": pa.array([[texts[name] for name in named]])})
             found = [one for batch in task([wanted]) for one in decode_here(plan, batch)]
             if [one.after for one in found] != [whole.after]:
@@ -184,7 +190,7 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
 
         plan = plan_of("id")
         assert isinstance(plan.decoder, SourceDecoder)
-        rows = SourceRows(url, plan.decoder.stored, ("id",), stored.types, (KeyRange(),))
+        rows = SourceRows(url, plan.decoder.stored, ("id",), stored.types)
         (records,) = rows(_ONE)
         every = [one.after for one in decode_here(plan, records) if one.after is not None]
         assert len(every) == 3
@@ -196,7 +202,7 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
                 none.add(name)
                 continue
             for image, key in zip(every, texts, strict=True):
-                task = KeyedTask(rows, asked, 0, _ONE, lambda _wanted, found: iter([*found]))
+                task = KeyedTask(rows, asked, 0, KeyShare("rows"), lambda _wanted, found: iter([*found]))
                 found = [
                     one.after
                     for batch in task([pa.record_batch({"key": pa.array([[key[name]]])})])

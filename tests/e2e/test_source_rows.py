@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -25,8 +25,7 @@ from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import PlanSettings
 from tidesink.sinks.batch.records import BAD
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import KeyRange, KeyShare, RowInput, SourceRows, key_ranges, source_plan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.snapshots.parts import all_ranges
 from tidesink.source_database.base import StoredTable
@@ -36,6 +35,8 @@ from tidesink.typemap.table import spark_type
 from tidesink.typemap.values import target_reader, text_reader
 
 pytestmark = pytest.mark.servers
+_ALL: Final = KeyRange()
+_WHOLE: Final = RowInput("rows", 0, _ALL, 1)
 
 ZONE: Final = "Europe/Berlin"
 
@@ -53,21 +54,21 @@ def _stored(connection: sa.Connection, table: TableId) -> StoredTable:
     return found
 
 
-def _source(url: str, table: TableId, stored: StoredTable, ranges: Sequence[KeyRange]) -> SourceRows:
+def _source(url: str, table: TableId, stored: StoredTable) -> SourceRows:
     columns = tuple(Column(name, kind, handle=name in stored.key) for name, kind in stored.types.items())
-    return SourceRows(url, TableSchema(table, columns), stored.key, stored.types, tuple(ranges))
+    return SourceRows(url, TableSchema(table, columns), stored.key, stored.types)
 
 
 def _types(source: SourceRows) -> dict[str, ColumnType]:
     return {column.name: column.type for column in source.schema.columns}
 
 
-def _decoded(source: SourceRows, number: int = 0) -> list[dict[str, Any]]:
+def _decoded(source: SourceRows, keys: KeyRange = _ALL) -> list[dict[str, Any]]:
     """The rows of a range as the worker's task decodes them."""
     plan = canal_json_plan(source.schema, PlanSettings(keys=source.key, time_zone=ZONE))
     plan, _ = source_plan(plan, StoredTable(_types(source), source.key, 0, 0))
     rows = []
-    for records in source(FetchRange("rows", number, 0, 1)):
+    for records in source(RowInput("rows", 0, keys, 1)):
         found = plan.decoder.decode_batch(records)
         assert found.faults == ()
         for table in found.tables:
@@ -81,7 +82,7 @@ def test_every_type_has_the_value_of_its_event(mariadb_url: str, database: tuple
     make_wide(connection, "wide", "id")
     table = TableId(schema, "wide")
     stored = _stored(connection, table)
-    (row,) = _decoded(_source(mariadb_url, table, stored, [KeyRange()]))
+    (row,) = _decoded(_source(mariadb_url, table, stored))
     expected = {}
     for name, (_, _, text) in COLUMNS.items():
         kind = stored.types[name]
@@ -167,8 +168,8 @@ def test_a_key_of_every_type_bounds_a_range(
     connection.exec_driver_sql(f"INSERT INTO keyed ({names}) SELECT {names} FROM keyed")  # noqa: S608
     found = key_ranges(connection, table, stored, after=None, rows=1, most=5)
     assert [part.up_to is None for part in found] == [False, True]
-    source = _source(mariadb_url, table, stored, found)
-    assert [len(_decoded(source, number)) for number in range(2)] == [2, 0]
+    source = _source(mariadb_url, table, stored)
+    assert [len(_decoded(source, keys)) for keys in found] == [2, 0]
 
 
 _KEYS: Final = (
@@ -210,8 +211,8 @@ def test_ranges_hold_every_row_once(
     while not found or found[-1].up_to is not None:
         after = found[-1].up_to if found else None
         found += key_ranges(connection, table, stored, after=after, rows=7, most=3)
-    source = _source(mariadb_url, table, stored, found)
-    rows = [_decoded(source, number) for number in range(len(found))]
+    source = _source(mariadb_url, table, stored)
+    rows = [_decoded(source, keys) for keys in found]
     assert [len(part) for part in rows[:-1]] == [7] * (len(found) - 1)
     every = [tuple(row.values()) for part in rows for row in part]
     assert len(every) == len(set(every)) == written > 100
@@ -227,7 +228,7 @@ def test_a_row_of_more_bytes_than_a_packet_holds(
         "(3, NULL, '')"
     )
     table = TableId(schema, "large")
-    rows = _decoded(_source(mariadb_url, table, _stored(connection, table), [KeyRange()]))
+    rows = _decoded(_source(mariadb_url, table, _stored(connection, table)))
     assert [tuple(row.values()) for row in rows] == [
         (1, "a", None),
         (2, "ä€" * 2_000_000, b"\x00\xff" * 3_000_000),
@@ -243,7 +244,7 @@ def test_a_connection_that_is_killed_in_the_midst_of_rows_is_told(
     # More than what waits on its way.
     connection.exec_driver_sql("INSERT INTO cut_off SELECT seq, repeat('x', 10000) FROM seq_1_to_5000")
     table = TableId(schema, "cut_off")
-    rows = _source(mariadb_url, table, _stored(connection, table), [KeyRange()])(FetchRange("rows", 0, 0, 1))
+    rows = _source(mariadb_url, table, _stored(connection, table))(_WHOLE)
     assert next(rows).num_rows > 1
     reading = (
         "SELECT id FROM information_schema.processlist WHERE info LIKE '%%cut\\_off%%' "
@@ -271,10 +272,10 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(mariadb_ur
     refused = url.set(username="nobody", password="SECRET").render_as_string(hide_password=False)
     silent = url.set(port=1, password="SECRET").render_as_string(hide_password=False)
     for place, error in ((refused, ConfigError), (silent, SourceUnavailableError)):
-        source = _source(place, table, stored, [KeyRange()])
+        source = _source(place, table, stored)
         assert "SECRET" not in repr(source)
         with pytest.raises(error) as caught:
-            list(source(FetchRange("rows", 0, 0, 1)))
+            list(source(_WHOLE))
         assert "SECRET" not in str(caught.value)
         assert "source.database" in str(caught.value)
 
@@ -283,10 +284,10 @@ def test_a_column_that_went_since_is_told(mariadb_url: str, database: tuple[sa.C
     connection, schema = database
     connection.exec_driver_sql("CREATE TABLE went (id int primary key, gone int)")
     table = TableId(schema, "went")
-    source = _source(mariadb_url, table, _stored(connection, table), [KeyRange()])
+    source = _source(mariadb_url, table, _stored(connection, table))
     connection.exec_driver_sql("ALTER TABLE went DROP COLUMN gone")
     with pytest.raises(SourceUnavailableError, match="a column was dropped in the source database while"):
-        list(source(FetchRange("rows", 0, 0, 1)))
+        list(source(_WHOLE))
 
 
 def test_a_value_that_its_type_cannot_hold_is_a_fault(
@@ -297,9 +298,9 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     connection.exec_driver_sql("INSERT INTO dates VALUES ('0000-00-00', 1), ('2024-01-01', 2)")
     table = TableId(schema, "dates")
     stored = _stored(connection, table)
-    source = _source(mariadb_url, table, stored, [KeyRange()])
+    source = _source(mariadb_url, table, stored)
     plan = canal_json_plan(source.schema, PlanSettings(keys=source.key))
-    (records,) = source(FetchRange("rows", 0, 0, 1))
+    (records,) = source(_WHOLE)
     plan, _ = source_plan(plan, stored)
     found = plan.decoder.decode_batch(records)
     (fault,) = found.faults
@@ -319,11 +320,11 @@ def test_rows_stand_at_a_position_that_was_taken_before_them(
     made.create(connection)
     connection.execute(made.insert(), [{"id": 1}, {"id": 2}])
     table = TableId(schema, "p")
-    rows = _source(tidb_url, table, _stored(connection, table), [KeyRange()])
-    (records,) = rows(FetchRange("rows", 0, 0, 1))
+    rows = _source(tidb_url, table, _stored(connection, table))
+    (records,) = rows(_WHOLE)
     assert records.column("commit_ts").to_pylist() == [None, None]
     before = next_tso()
-    (records,) = replace(rows, since=before)(FetchRange("rows", 0, 0, 1))
+    (records,) = replace(rows, since=before)(_WHOLE)
     first, second = records.column("commit_ts").to_pylist()
     assert before < first == second < next_tso()
     plan = canal_json_plan(rows.schema, PlanSettings(keys=rows.key, time_zone=ZONE))
@@ -331,9 +332,9 @@ def test_rows_stand_at_a_position_that_was_taken_before_them(
     (changes,) = plan.decoder.decode_batch(records).tables
     assert changes.rows["commit_ts"].to_pylist() == [first, first]
     with pytest.raises(SourceUnavailableError, match="reads as of commit_ts"):
-        next(iter(replace(rows, since=before << 1)(FetchRange("rows", 0, 0, 1))))
+        next(iter(replace(rows, since=before << 1)(_WHOLE)))
     with pytest.raises(ConfigError, match="no timestamps that can be compared with a commit_ts"):
-        next(iter(replace(rows, url=mariadb_url, since=0)(FetchRange("rows", 0, 0, 1))))
+        next(iter(replace(rows, url=mariadb_url, since=0)(_WHOLE)))
 
 
 def test_a_table_that_was_truncated_since_its_ranges_were_cut_is_read_under_its_new_id(tidb_url: str) -> None:
@@ -356,20 +357,18 @@ def test_a_table_that_was_truncated_since_its_ranges_were_cut_is_read_under_its_
             TableSchema(table, columns),
             before.key,
             before.key_types,
-            (KeyRange(),),
             constants=before.constants,
         )
-        wanted = FetchRange("rows", 0, 0, 9)
-        going = rows(wanted)
+        going = rows(_WHOLE)
         assert next(going).num_rows == 3
         run("TRUNCATE TABLE $v", fill)
         with pytest.raises(SourceUnavailableError, match="was truncated"):
             next(going)
         (table_id,) = _stored(connection, table).constants.values()
         assert before.constants != {"_tidb_table_id": table_id}
-        (records,) = rows(wanted)
+        (records,) = rows(_WHOLE)
         assert records.column("row").field("_tidb_table_id").to_pylist() == [table_id] * 3
-        (records,) = rows.of_keys(wanted, [*before.row_key], [("2", table_id), ("3", "1")])
+        (records,) = rows.of_keys(KeyShare("rows"), [*before.row_key], [("2", table_id), ("3", "1")])
         assert records.column("row").field("n").to_pylist() == ["2"]
 
 
@@ -398,6 +397,6 @@ def test_rows_come_no_faster_than_the_config_allows(
     ranges = all_ranges(config, table, stored)
     assert [one.up_to for one in ranges] == [("400",), None]
     began = time.monotonic()
-    source = replace(_source(mariadb_url, table, stored, ranges), rows_per_second=80.0)
-    assert len(_decoded(source, 1)) == 100
+    source = replace(_source(mariadb_url, table, stored), rows_per_second=80.0)
+    assert len(_decoded(source, ranges[1])) == 100
     assert time.monotonic() - began >= 100 / 80

@@ -16,8 +16,7 @@ from tests.absent import without_server
 from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected, key_ranges
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import KeyRange, RowInput, SourceRows, connected, key_ranges
 from tidesink.sinks.schema_sources.database_types import created_by, look_into
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, open_transactions, stored_table
@@ -95,8 +94,9 @@ def _stored(url: str, table: TableId = TABLE) -> StoredTable:
 def _rows(url: str, part: KeyRange = KeyRange()) -> list[dict[str, object]]:  # noqa: B008  (it is frozen)
     stored = _stored(url)
     schema = TableSchema(TABLE, tuple(Column(name, kind) for name, kind in stored.types.items()))
-    rows = SourceRows(url, schema, stored.key, stored.key_types, (part,))
-    return [row for batch in rows(FetchRange("rows", 0, 0, 1)) for row in batch.column("row").to_pylist()]
+    rows = SourceRows(url, schema, stored.key, stored.key_types)
+    wanted = RowInput("rows", 0, part, 1)
+    return [row for batch in rows(wanted) for row in batch.column("row").to_pylist()]
 
 
 def test_a_range_is_whole_whatever_new_sessions_inherit(server: sa.engine.URL) -> None:

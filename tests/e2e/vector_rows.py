@@ -14,8 +14,7 @@ from tests.golden.vectors import Json, Record, VectorFolder, columns_of, schema_
 from tests.spark.decoded import Decoded, decode_here
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, source_plan
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import KeyRange, RowInput, SourceRows, source_plan
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import stored_table
 from tidesink.typemap.table import render_members, row_of
@@ -127,8 +126,8 @@ class DatabaseRows:
         assert stored is not None
         types = {**stored.types, **stored.virtual, **stored.generated}
         schema = TableSchema(table, tuple(Column(name, kind) for name, kind in types.items()))
-        source = SourceRows(url, schema, (), {}, (KeyRange(),))
-        (records,) = source(FetchRange("rows", 0, 0, 1))
+        source = SourceRows(url, schema, (), {})
+        (records,) = source(RowInput("rows", 0, KeyRange(), 1))
         return cls(stored, records)
 
     def lost(self, plan: DecodePlan) -> set[str]:

@@ -27,7 +27,7 @@ from tidesink.sinks.batch.source import raise_first
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
-from tidesink.sinks.kafka.fetch import SCHEMA
+from tidesink.sinks.kafka.fetch import SCHEMA, FetchRange
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, PartitionOffsets, Starts, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected
 from tidesink.sinks.schema_sources.parts import DecodingParts
@@ -270,11 +270,12 @@ class SampledTopic:
 
     def _summary(self, plan: DecodePlan) -> BatchSummary:
         """Returns the counts of a batch that decodes all records. The table's filter is not evaluated."""
-        task = RangeTask.of(self._records.ranges, "", replace(plan, row_filter=None))
+        task = RangeTask((), replace(plan, row_filter=None))
         heads = [
             row
-            for wanted in task.ranges
-            for batch in task.packed(wanted, self._records.as_stored([OffsetRange(*wanted[:4])]))
+            for part in self._records.ranges
+            if part.records
+            for batch in task.packed(FetchRange(*part), self._records.as_stored([part]))
             for row in batch.select(["summary", "error"]).to_pylist()
         ]
         raise_first(heads)

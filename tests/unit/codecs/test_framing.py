@@ -25,6 +25,7 @@ from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import (
     BadRecord,
+    BadRow,
     BatchSummary,
     EventCounts,
     TopicPartition,
@@ -240,7 +241,9 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
     assert decoding.learn(Missed(met, (OffsetRange("shop_orders", 0, 0, 1),), found))
     plan = decoding.columns()
     assert plan.decoder.uses_headers
-    assert RangeTask.of([OffsetRange("shop_orders", 0, 0, 1)], "an id", plan).ranges[0].headers
+    (wanted,) = RangeTask.of([OffsetRange("shop_orders", 0, 0, 1)], "an id", plan).ranges
+    assert isinstance(wanted, FetchRange)
+    assert wanted.headers
     (row,) = decode_here(plan, bare)
     assert (row.kind, row.error) == ("bad", "FramingError")
 
@@ -284,6 +287,10 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
         assert not decoding.learn(Missed(summary_of_bad, ranges, found))
     assert asked == [(1, 9, 10), (0, 310, 311)]
     asked.clear()
+    # A bad row of the source database is in no record.
+    of_database = BatchSummary(EventCounts(bad=1), bad_rows=(BadRow("DecodeError", "odd"),))
+    assert not decoding.learn(Missed(of_database, (), found))
+    assert asked == []
     new = UnplannedRecord(TopicPartition("shop_orders", 0), 330)
     text = json.loads(registry.schema_by_id(known))
     later = registry.register("shop_orders-value", json.dumps({**text, "doc": "later"}))

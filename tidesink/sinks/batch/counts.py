@@ -85,6 +85,13 @@ class BadRecord(NamedTuple):
         return f"{self.error}: {self.place.topic}[{self.place.partition}]@{self.offset}: {self.reason}"
 
 
+class BadRow(NamedTuple):
+    """The first row of an input from the source database that cannot be applied. No Kafka record has it."""
+
+    error: str
+    reason: str
+
+
 class RowWarning(NamedTuple):
     """The first row of a topic-partition that is applied with a warning: its location and the warning."""
 
@@ -154,7 +161,7 @@ class EventCounts:
 
 @dataclass(frozen=True)
 class RowFindings:
-    """What the status and the log report about the rows to apply.
+    """Warnings and odd values in the rows to apply, for the status and the log.
 
     Attributes:
         warned: The number of rows with a warning: their checksum does not match, or a key column of a delete
@@ -173,7 +180,7 @@ class RowFindings:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What a target must know about the rows to apply.
+    """Facts about the rows to apply that the target uses.
 
     Attributes:
         omitted: The number of rows without some values, so that the target keeps its stored values.
@@ -205,18 +212,19 @@ class UnplannedSchemas:
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """What the tasks report to the driver about the records of one batch, or of one of its ranges.
+    """The tasks' report to the driver about the records of one batch, or of one of its inputs.
 
     Tasks send it to the driver by pickle. It is not stored.
 
     Attributes:
         counts: The counts of the events.
         findings: Warnings and odd values in the rows to apply, for the status and the log.
-        row_facts: What the target must know about the rows to apply.
+        row_facts: Facts about the rows to apply that the target uses.
         unplanned: The schemas and columns that the decode plan does not contain.
-        places: The counts and positions in each topic-partition.
+        places: The counts and positions in each topic-partition. Empty for rows of the source database.
         max_commit_ts: The greatest commit_ts of all row events, or None.
         bad_records: The first bad record of each topic-partition.
+        bad_rows: The first bad row of each input from the source database.
         truncates: The first truncate of each topic-partition.
         mixed_keys: Some keys that are in several topic-partitions, as JSON. Empty if this is allowed.
     """
@@ -228,6 +236,7 @@ class BatchSummary:
     places: Mapping[TopicPartition, PartitionSummary] = field(default_factory=dict)
     max_commit_ts: int | None = None
     bad_records: tuple[BadRecord, ...] = ()
+    bad_rows: tuple[BadRow, ...] = ()
     truncates: tuple[Truncate, ...] = ()
     mixed_keys: tuple[str, ...] = ()
 

@@ -28,10 +28,9 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import ConfigError, FilterError, TidesinkError
 from tidesink.events import Op
-from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
+from tidesink.sinks.batch.records import BAD, DecodedRecords, Input, OtherRecord
 from tidesink.sinks.batch.reduce import UNMATCHED
 from tidesink.sinks.batch.target_rows import TargetRows, row_type
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.projection import RowFilter
 from tidesink.typemap.target_schema import TargetSchema, columns_ddl
 
@@ -63,12 +62,12 @@ _ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
 class Verdicts(NamedTuple):
     """A chunk, and Spark's verdict on each of its row changes.
 
-    ``wanted``: the range of offsets that the chunk belongs to. ``chunk``: the decoded records, or the error
+    ``wanted``: the input that the chunk belongs to. ``chunk``: the decoded records, or the error
     that decoding raised. ``said``: the verdicts. A verdict is the text ``true``, ``false`` or ``null``, or a
     null value if Spark could not evaluate the condition.
     """
 
-    wanted: FetchRange
+    wanted: Input
     chunk: DecodedRecords | TidesinkError
     said: pa.Array
 
@@ -203,7 +202,7 @@ def _tried(text: str) -> str:
 
 
 def decoded_chunk(
-    wanted: FetchRange, decoded: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
+    wanted: Input, decoded: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
     """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 

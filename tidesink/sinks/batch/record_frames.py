@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.codecs.compression import decompressed
 from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.records import record_bytes
+from tidesink.sinks.batch.records import Input, record_bytes
 from tidesink.sinks.batch.tasks import RangeTooLargeError, Work
 from tidesink.sinks.kafka.fetch import FetchRange, last_record
 from tidesink.sinks.spark.errors import Reporting
@@ -27,9 +27,10 @@ from tidesink.sinks.spark.payloads import ipc_stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.tasks import Fetch
     from tidesink.sinks.kafka.offsets import OffsetRange
 
+
+Part = TypeVar("Part", bound=Input)
 
 # The minimum number of records per task. With fewer, another task costs more time than it saves.
 _RECORDS_A_TASK: Final = 50_000
@@ -40,11 +41,11 @@ _OPENED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
-class FetchedRanges:
-    """Fetches ranges and runs ``work`` on each. Spark passes the indices of the ranges to each task."""
+class FetchedRanges(Generic[Part]):
+    """Reads inputs and runs ``work`` on each. Spark passes the indices of the inputs to each task."""
 
-    ranges: tuple[FetchRange, ...]
-    fetch: Fetch
+    ranges: tuple[Part, ...]
+    fetch: Callable[[Part], Iterator[pa.RecordBatch]]
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,21 +58,21 @@ class FetchedRanges:
 
 def over_ranges(
     session: SparkSession,
-    ranges: Sequence[FetchRange],
-    fetch: Fetch,
+    ranges: Sequence[Part],
+    fetch: Callable[[Part], Iterator[pa.RecordBatch]],
     work: Work,
     ddl: str,
     *,
     most_tasks: int | None = None,
 ) -> DataFrame:
-    """Returns a lazy frame with the results of ``work`` on each range, in the columns of ``ddl``.
+    """Returns a lazy frame with the results of ``work`` on each input, in the columns of ``ddl``.
 
-    Each range is a Spark task. If the ranges have few records in total, one task processes all of them. There
-    are at most ``most_tasks`` tasks. Use ``spark.errors.task_error`` to get a task's ``TidesinkError`` back
-    from Spark's exception.
+    ``fetch`` reads an input. Each input is a Spark task. If the inputs have few records in total, one task
+    processes all of them. There are at most ``most_tasks`` tasks. Use ``spark.errors.task_error`` to get a
+    task's ``TidesinkError`` back from Spark's exception.
     """
     count = len(ranges)
-    tasks = count if sum(part.end - part.start for part in ranges) > _SMALL_BATCH else 1
+    tasks = count if sum(part.records for part in ranges) > _SMALL_BATCH else 1
     tasks = min(tasks, most_tasks or tasks)
     numbers = session.range(0, count, 1, max(1, tasks))
     return numbers.mapInArrow(Reporting(FetchedRanges(tuple(ranges), fetch, work)), ddl)

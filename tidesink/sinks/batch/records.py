@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,26 @@ _BEYOND: Final = (
 )
 # The frame's integers are signed, so larger numbers do not fit. TiDB's timestamps are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
+
+
+class Input(Protocol):
+    """One input of a batch. One task reads and reduces it as a whole."""
+
+    @property
+    def records(self) -> int:
+        """The number of records, or the greatest number that is expected."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The topic and the partition that the records are from. None if they are not from Kafka."""
+
+    @property
+    def numbering(self) -> tuple[str, int]:
+        """The columns ``topic`` and ``partition`` of the records. No other input of the batch has them."""
+
+    @property
+    def label(self) -> str:
+        """The input as errors name it, without values of rows."""
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ class KafkaRead(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """Interface: reads the records of ranges in Spark tasks."""
+    """Interface: reads the records of inputs in Spark tasks. A reader reads inputs of one kind."""
 
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on each range."""
+    def over(self, session: SparkSession, ranges: Sequence[Any], work: Work, ddl: str) -> DataFrame:
+        """Returns a lazy frame with the results of ``work`` on each input."""
 
 
 class TopicReader(Protocol):

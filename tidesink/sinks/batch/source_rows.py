@@ -1,8 +1,9 @@
 """Rows of the source database's table as the input of a batch: a task reads and decodes a range of the key.
 
-A range of the key is processed like a range of offsets. The index of the range takes the place of a
-partition, and the number of a row in its range takes the place of an offset. A change log stores both
-(``log_offset``).
+The input of a task is a range or a set of keys (``RowInput``), or its share of the keys in a frame
+(``KeyShare``). The rows become records with numbers (``numbered_records``): the number of the input in the
+column ``partition``, and the number of the row in the column ``offset``. They are not a location in Kafka. A
+change log stores both (``log_offset``).
 
 The database returns the values as texts (``source_database.mysql``), in the form that canal-json has. They
 are converted into a ``ChangeTable`` with the types and values that the table's Kafka records have. So all
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -44,7 +45,7 @@ from tidesink.events import Column, Op, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
-from tidesink.sinks.batch.records import DecodedRecords, TableDecoder
+from tidesink.sinks.batch.records import DecodedRecords, Input, TableDecoder
 from tidesink.sinks.batch.reduce import Reduction
 from tidesink.sinks.batch.target_rows import DroppedNow
 from tidesink.source_database.base import (
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
 
     from tidesink.events import ColumnType
     from tidesink.sinks.batch.tasks import Work
-    from tidesink.sinks.kafka.fetch import FetchRange
 
 OPTION: Final = "source.database"
 EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
@@ -118,7 +118,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class KeySet:
-    """Rows with certain keys. Used in place of a ``KeyRange``.
+    """Rows with certain keys.
 
     ``columns``: the key columns. ``keys``: the values of these columns as canal-json's texts. ``up_to``: the
     last of the keys, for the table's progress, or None if no more keys are to be read after these.
@@ -127,6 +127,64 @@ class KeySet:
     columns: tuple[str, ...]
     keys: tuple[KeyTexts, ...]
     up_to: KeyTexts | None = None
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """Rows of the source database that one task reads.
+
+    Attributes:
+        topic: The table's topic, which the records have in their column ``topic``.
+        number: The number of the input in its batch.
+        keys: The keys of the rows.
+        records: The number of rows that is expected at most.
+        first: The number of the first row.
+    """
+
+    topic: str
+    number: int
+    keys: KeyRange | KeySet
+    records: int
+    first: int = 0
+    place: ClassVar[None] = None
+
+    @property
+    def numbering(self) -> tuple[str, int]:
+        """The columns ``topic`` and ``partition`` of the records."""
+        return self.topic, self.number
+
+    @property
+    def label(self) -> str:
+        """The input as errors name it."""
+        if isinstance(self.keys, KeySet):
+            return "the requested keys"
+        return f"range {self.number + 1} of the table's key"
+
+
+@dataclass(frozen=True)
+class KeyShare:
+    """Keys in a frame of Spark, of which each task gets its share.
+
+    Attributes:
+        topic: The table's topic, which the records have in their column ``topic``.
+        number: The number of the share.
+        records: 1, because the number of keys is unknown.
+    """
+
+    topic: str
+    number: int = 0
+    records: ClassVar[int] = 1
+    place: ClassVar[None] = None
+
+    @property
+    def numbering(self) -> tuple[str, int]:
+        """The columns ``topic`` and ``partition`` of the records."""
+        return self.topic, self.number
+
+    @property
+    def label(self) -> str:
+        """The input as errors name it."""
+        return f"share {self.number + 1} of the keys"
 
 
 def open_database(url: str) -> Engine:
@@ -239,7 +297,6 @@ class SourceRows:
         schema: The columns to read.
         key: The columns by which ranges are chosen.
         key_types: The types of these columns.
-        ranges: The ranges, in the order of their indices.
         at_once: The maximum number of ranges that are read at once, or None.
         since: The smallest position (commit_ts) at which a transaction may read. Rows get the position of
             the transaction that reads them as commit_ts. None: rows get no commit_ts.
@@ -254,7 +311,6 @@ class SourceRows:
     schema: TableSchema
     key: tuple[str, ...]
     key_types: dict[str, ColumnType]
-    ranges: tuple[KeyRange | KeySet, ...]
     at_once: int | None = None
     since: int | None = None
     constants: Mapping[str, str] = field(default_factory=dict)
@@ -262,21 +318,20 @@ class SourceRows:
     rows_per_second: float | None = None
     replica: bool = False
 
-    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a range as records that have a row in place of key and value.
+    def __call__(self, wanted: RowInput) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of an input as records that have a row in place of key and value.
 
         Raises:
             SourceUnavailableError: The database does not answer, or reads a state older than ``since``.
             ConfigError: The database rejects the user, or cannot report the position at which it reads.
         """
-        part = self.ranges[wanted.partition]
-        if isinstance(part, KeySet):
-            yield from self._of_set(wanted, part.columns, part.keys)
+        if isinstance(wanted.keys, KeySet):
+            yield from self._of_set(wanted, wanted.keys.columns, wanted.keys.keys)
         else:
-            yield from self._rows(wanted, part)
+            yield from self._rows(wanted, wanted.keys, wanted.first)
 
     def _of_set(
-        self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
+        self, wanted: RowInput, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
         """Yields the source's rows that have one of the keys. Skips keys that the types of their columns
         cannot hold.
@@ -285,21 +340,21 @@ class SourceRows:
             return
         try:
             # If a key is invalid, the database raises an error before it returns a row. So split the keys.
-            yield from [*self.of_keys(wanted, columns, keys)]
+            yield from [*self.of_keys(wanted, columns, keys, wanted.first)]
         except ValueOutOfRangeError:
             half = len(keys) // 2
             for part in (keys[:half], keys[half:]) if half else ():
                 for batch in self._of_set(wanted, columns, part):
                     yield batch
-                    wanted = wanted._replace(start=wanted.start + batch.num_rows)
+                    wanted = replace(wanted, first=wanted.first + batch.num_rows)
 
     def of_keys(
-        self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
+        self, wanted: Input, columns: Sequence[str], keys: Sequence[KeyTexts], first: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows with these keys, as records.
 
         Because of its collations, the database may return additional rows. ``columns``: the columns of the
-        keys. ``keys``: their values as canal-json's texts.
+        keys. ``keys``: their values as canal-json's texts. ``first``: the number of the first row.
 
         Raises:
             SourceUnavailableError: The database does not answer.
@@ -308,7 +363,10 @@ class SourceRows:
         """
         try:
             yield from self._rows(
-                wanted, KeyRange(rows=len(keys)), lambda rows, dialect: rows._among(columns, keys, dialect)
+                wanted,
+                KeyRange(rows=len(keys)),
+                first,
+                lambda rows, dialect: rows._among(columns, keys, dialect),
             )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
@@ -348,9 +406,9 @@ class SourceRows:
         return sa.or_(*rows)
 
     def _rows(
-        self, wanted: FetchRange, part: KeyRange, condition: Condition | None = None
+        self, wanted: Input, part: KeyRange, first: int, condition: Condition | None = None
     ) -> Iterator[pa.RecordBatch]:
-        start, engine = wanted.start, open_database(self.url)
+        start, engine = first, open_database(self.url)
         try:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)
@@ -372,8 +430,8 @@ class SourceRows:
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
-                    self._hold_back(start - wanted.start, began)
-                count, rows_read = None, start - wanted.start
+                    self._hold_back(start - first, began)
+                count, rows_read = None, start - first
                 # Counting the rows needs a second scan of the range. It is skipped if the expected number of
                 # rows was read. A table without a key is read outside a transaction and not counted, so that
                 # a TRUNCATE need not wait for the read. ``_confirm`` detects the TRUNCATE.
@@ -446,8 +504,8 @@ class SourceRows:
                 table=str(self.schema.table),
             )
 
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on each range. A range's task reads its rows."""
+    def over(self, session: SparkSession, ranges: Sequence[RowInput], work: Work, ddl: str) -> DataFrame:
+        """Returns a lazy frame with the results of ``work`` on each input. An input's task reads its rows."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.at_once)
 
     def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
@@ -468,7 +526,7 @@ class SourceRows:
 
 
 def numbered_records(
-    wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
+    wanted: Input, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
     """Converts rows, for example of the source database, to records with a row in place of key and value.
 
@@ -476,11 +534,11 @@ def numbered_records(
 
     ``start``: the offset of the first record. ``commit_ts``: the commit_ts of all rows, or None.
     """
-    count = len(rows)
+    count, (topic, number) = len(rows), wanted.numbering
     return pa.record_batch(
         {
-            "topic": pa.repeat(pa.scalar(wanted.topic), count),
-            "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+            "topic": pa.repeat(pa.scalar(topic), count),
+            "partition": pa.repeat(pa.scalar(number, pa.int32()), count),
             "offset": pa.array(np.arange(start, start + count)),
             "key": pa.nulls(count, pa.binary()),
             "value": pa.nulls(count, pa.binary()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import (
     BadRecord,
+    BadRow,
     BatchSummary,
     EventCounts,
     PartitionSummary,
@@ -46,7 +48,7 @@ _DATES: Final = ("date", "timestamp", "timestamp_ntz")
 
 
 def range_summary(
-    topic_partition: TopicPartition,
+    place: TopicPartition | None,
     decoded: DecodedRecords,
     truncates: Sequence[OtherRecord],
     reduction: Reduction,
@@ -55,37 +57,54 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """Returns the summary of the records in one range of offsets.
+    """Returns the summary of the records of one input.
 
     Args:
-        topic_partition: The topic-partition.
+        place: The topic-partition of the records. None if they are rows of the source database.
         decoded: The decoded records.
-        truncates: The truncates in the range. Empty for a change log, where a truncate is a row.
+        truncates: The truncates among them. Empty for a change log, where a truncate is a row.
         reduction: The reduced changes.
         rows: The rows to apply, in the columns of ``tasks.reduced_schema``.
         shape: The columns and key of the rows to apply.
         dated: True if a row's commit_ts is a time. False if it is a position in a connector's log. Then
             ``max_commit_ts`` is None.
     """
-    others = decoded.others
-    watermarks = [record.commit_ts for record in others if record.kind == WATERMARK]
-    moments = [_extreme(table, "max", "commit_ts") for table in _moments(decoded.tables, apart=truncates)]
-    last = greatest(moments) if dated else None
     counts = _event_counts(decoded, truncates, reduction)
-    return BatchSummary(
+    moments = [_extreme(table, "max", "commit_ts") for table in _moments(decoded.tables, apart=truncates)]
+    summary = BatchSummary(
         counts,
-        _findings(topic_partition, rows, shape),
+        _findings(rows, shape),
         RowFacts(
             omitted=sum(_given(table, "_kept") for table in rows),
             min_commit_ts=least([_extreme(table, "min", "_commit_ts") for table in rows]),
             key_range=_key_range(rows, shape),
         ),
-        _unplanned(topic_partition, others),
+        _unplanned(place, decoded.others),
+        max_commit_ts=greatest(moments) if dated else None,
+    )
+    if place is None:
+        return replace(summary, bad_rows=_first_bad_row(decoded.others))
+    return _placed(summary, place, decoded, truncates, rows)
+
+
+def _placed(
+    summary: BatchSummary,
+    place: TopicPartition,
+    decoded: DecodedRecords,
+    truncates: Sequence[OtherRecord],
+    rows: Sequence[pa.Table],
+) -> BatchSummary:
+    """Adds what has a location in Kafka to the summary of one range of offsets."""
+    others = decoded.others
+    watermarks = [record.commit_ts for record in others if record.kind == WATERMARK]
+    return replace(
+        summary,
+        findings=replace(summary.findings, first_warnings=_first_warning(place, rows)),
         places={
-            topic_partition: PartitionSummary(
-                counts.messages,
+            place: PartitionSummary(
+                summary.counts.messages,
                 _max_offset(decoded),
-                last,
+                summary.max_commit_ts,
                 greatest(watermarks),
                 decoded.waits,
                 decoded.passed,
@@ -93,9 +112,8 @@ def range_summary(
                 decoded.last,
             )
         },
-        max_commit_ts=last,
-        bad_records=_first(topic_partition, others),
-        truncates=tuple(Truncate(topic_partition, truncate.offset) for truncate in truncates[:1]),
+        bad_records=_first(place, others),
+        truncates=tuple(Truncate(place, truncate.offset) for truncate in truncates[:1]),
     )
 
 
@@ -134,6 +152,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         },
         max_commit_ts=greatest([summary.max_commit_ts for summary in summaries]),
         bad_records=tuple(bad for summary in summaries for bad in summary.bad_records),
+        bad_rows=tuple(bad for summary in summaries for bad in summary.bad_rows),
         truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
     )
 
@@ -165,16 +184,16 @@ def _event_counts(
     )
 
 
-def _findings(topic_partition: TopicPartition, rows: Sequence[pa.Table], shape: TargetSchema) -> RowFindings:
+def _findings(rows: Sequence[pa.Table], shape: TargetSchema) -> RowFindings:
+    """Returns what is reported about the rows to apply, without the locations of warnings."""
     return RowFindings(
         warned=sum(len(table) for table in _warned(rows)),
-        first_warnings=_first_warning(topic_partition, rows),
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
         ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
     )
 
 
-def _unplanned(topic_partition: TopicPartition, others: Iterable[OtherRecord]) -> UnplannedSchemas:
+def _unplanned(place: TopicPartition | None, others: Iterable[OtherRecord]) -> UnplannedSchemas:
     """Returns the schemas and columns that the decode plan lacks.
 
     A record of which the plan lacks only columns is not one of ``records``.
@@ -185,7 +204,7 @@ def _unplanned(topic_partition: TopicPartition, others: Iterable[OtherRecord]) -
         key_ids=distinct(record.key_id for record in unplanned),
         value_ids=distinct(record.value_id for record in unplanned),
         columns=distinct(name for record in unplanned for name in record.fields or ()),
-        records=tuple(UnplannedRecord(topic_partition, offset) for offset in offsets[:1]),
+        records=() if place is None else tuple(UnplannedRecord(place, offset) for offset in offsets[:1]),
     )
 
 
@@ -303,9 +322,19 @@ def _first_warning(place: TopicPartition, rows: Iterable[pa.Table]) -> tuple[Row
     return (RowWarning(place, *min(found)),) if found else ()
 
 
+def _first_bad(others: Iterable[OtherRecord]) -> OtherRecord | None:
+    return min((record for record in others if record.kind == BAD), key=_offset, default=None)
+
+
+def _first_bad_row(others: Iterable[OtherRecord]) -> tuple[BadRow, ...]:
+    """Returns the first bad row in a tuple; an empty tuple without bad rows."""
+    bad = _first_bad(others)
+    return () if bad is None else (BadRow(bad.error or "", bad.reason or ""),)
+
+
 def _first(topic_partition: TopicPartition, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
     """Returns the first bad record in a tuple; an empty tuple without bad records."""
-    bad = min((record for record in others if record.kind == BAD), key=_offset, default=None)
+    bad = _first_bad(others)
     if bad is None:
         return ()
     ids = [schema_id_of(part) for part in (bad.value, bad.key) if part is not None]

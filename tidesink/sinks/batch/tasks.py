@@ -1,4 +1,7 @@
-"""The work of a Spark task on one range of offsets: fetch, decode, reduce, and pack the rows as Arrow IPC.
+"""The work of a Spark task on one input: fetch, decode, reduce, and pack the rows as Arrow IPC.
+
+An input is a range of Kafka offsets (``FetchRange``), rows of the source database (``source_rows.RowInput``),
+or a share of some keys (``source_rows.KeyShare``).
 
 The task runs in a Python worker and does not use Spark itself. It fetches the records with librdkafka and
 decodes them with the codec's ``decode_batch``. Then it reduces the changes to one row per key (for a change
@@ -38,6 +41,7 @@ from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     UNPLANNED,
     DecodedRecords,
+    Input,
     OtherRecord,
     decoded_records,
 )
@@ -60,8 +64,9 @@ from tidesink.sinks.targets.modes import INDEX
 
 # Fetches the records of a range, as ``sinks.kafka.fetch`` does. Pickled and sent to the tasks.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
-# Returns result rows for a range and its records. Pickled and sent to the tasks.
-Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+# Returns result rows for an input (``Input``) and its records. Pickled and sent to the tasks. All inputs of a
+# batch have one type.
+Work = Callable[[Any, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_by_row_records bigint, "
     "unlisted bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
@@ -170,15 +175,20 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
 
 
 class RangeTooLargeError(ConfigError):
-    """A decoded range is larger than the limit, because its records are larger than earlier records."""
+    """A decoded input is larger than the limit, because its records are larger than earlier records."""
 
     @classmethod
-    def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-        """Returns the error for a range whose decoded records have more than ``most_bytes`` bytes."""
+    def of(cls, wanted: Input, most_bytes: int) -> RangeTooLargeError:
+        """Returns the error for an input whose decoded records have more than ``most_bytes`` bytes."""
+        most = f"more than {most_bytes >> 20} MiB"
+        if wanted.place is None:
+            return cls(
+                f"The rows of {wanted.label} have {most}, which is more than a task may hold in memory. "
+                "Lower source.database.chunk-rows, the number of rows in a range."
+            )
+        topic, partition = wanted.place
         return cls(
-            f"A batch has more than {most_bytes >> 20} MiB of one partition. Lower batch.max-bytes.",
-            topic=wanted.topic,
-            partition=wanted.partition,
+            f"A batch has {most} of one partition. Lower batch.max-bytes.", topic=topic, partition=partition
         )
 
 
@@ -194,10 +204,10 @@ class Restriction(Protocol):
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Decodes, reduces and packs ranges of records.
+    """Decodes, reduces and packs the records of inputs.
 
     Attributes:
-        ranges: The ranges.
+        ranges: The inputs.
         plan: The decode plan.
         most_bytes: The maximum size of a range's events in memory after decoding, in bytes.
         only: Selects the events that are used. None: all events.
@@ -207,7 +217,7 @@ class RangeTask:
             replay. Then all of their records are decoded, also those after a watermark at the bound.
     """
 
-    ranges: tuple[FetchRange, ...]
+    ranges: tuple[Input, ...]
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
@@ -218,7 +228,7 @@ class RangeTask:
     def of(
         cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan, sink: RowSink | None = None
     ) -> RangeTask:
-        """Returns the task of a batch.
+        """Returns the task of a batch that reads Kafka.
 
         It fetches timestamps and headers only if the plan's decoder uses them.
 
@@ -233,7 +243,7 @@ class RangeTask:
         """The columns of the rows in the payloads."""
         return reduced_schema(self.plan)
 
-    def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def chunks(self, wanted: Input, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the chunks of decoded records of a range, for a plan with a filter. This is the first half
         of the task.
 
@@ -265,7 +275,7 @@ class RangeTask:
             raise verdicts.chunk
         return self.plan.row_filter.applied(verdicts.chunk, verdicts.said, self.plan.rows)
 
-    def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def packed(self, wanted: Input, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the payloads of a range, for a plan without a filter.
 
         If the task fails with a ``TidesinkError``, the error is returned in the column ``error``, so that it
@@ -273,7 +283,7 @@ class RangeTask:
         """
         yield from self._payloads(wanted, self._decoded(records))
 
-    def _payloads(self, wanted: FetchRange, decoded: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
+    def _payloads(self, wanted: Input, decoded: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
         try:
             whole = DecodedRecords()
             for more in self._kept(wanted, decoded):
@@ -284,7 +294,7 @@ class RangeTask:
         except Exception as error:
             raise _failed(wanted) from error
 
-    def _kept(self, wanted: FetchRange, decoded: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
+    def _kept(self, wanted: Input, decoded: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
         size = 0
         for more in map(self._restricted, decoded):
             # The size in memory: a record with a schema is much larger than its row, compressed ones smaller.
@@ -334,9 +344,7 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return whole[first]
 
 
-def _with_error(
-    wanted: FetchRange, decoded: Iterable[DecodedRecords]
-) -> Iterator[DecodedRecords | TidesinkError]:
+def _with_error(wanted: Input, decoded: Iterable[DecodedRecords]) -> Iterator[DecodedRecords | TidesinkError]:
     """Yields the decoded records of a range. If decoding fails with a ``TidesinkError``, yields the error as
     the last element.
     """
@@ -348,15 +356,14 @@ def _with_error(
         raise _failed(wanted) from error
 
 
-def _failed(wanted: FetchRange) -> RuntimeError:
-    location = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
-    return RuntimeError(f"A task failed at {location}.")
+def _failed(wanted: Input) -> RuntimeError:
+    return RuntimeError(f"A task failed at {wanted.label}.")
 
 
 # Packing
 
 
-def _pack(wanted: FetchRange, decoded: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
+def _pack(wanted: Input, decoded: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
     """Yields the task's result rows (``PACKED_DDL``) for a range, at least one. The first one has the
     range's counts.
     """
@@ -369,11 +376,9 @@ def _pack(wanted: FetchRange, decoded: DecodedRecords, task: RangeTask) -> Itera
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
     # Void row changes count as superseded by the DDL that emptied the table.
     reduction = replace(reduction, events=reduction.events + decoded.void)
-    topic_partition = TopicPartition(wanted.topic, wanted.partition)
+    place = None if wanted.place is None else TopicPartition(*wanted.place)
     dated = plan.decoder.dated
-    summary = range_summary(
-        topic_partition, decoded, truncates, reduction, parts, plan.packed_shape, dated=dated
-    )
+    summary = range_summary(place, decoded, truncates, reduction, parts, plan.packed_shape, dated=dated)
     # Unplanned records are not packed: the batch is decoded again. The driver only needs what the summary has
     # about them.
     others = [record for record in decoded.others if record.kind not in (*COUNTED_KINDS, UNPLANNED)]
@@ -405,8 +410,9 @@ def _pack(wanted: FetchRange, decoded: DecodedRecords, task: RangeTask) -> Itera
         yield _packed_row(wanted, **counts)
 
 
-def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
-    row = {"topic": wanted.topic, "partition": wanted.partition, **values}
+def _packed_row(wanted: Input, **values: Any) -> pa.RecordBatch:
+    topic, partition = wanted.numbering
+    row = {"topic": topic, "partition": partition, **values}
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in _PACKED.names}], schema=_PACKED)
 
 

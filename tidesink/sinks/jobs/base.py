@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.context import WorkerContext
     from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.records import EventRules
+    from tidesink.sinks.batch.records import EventRules, Input
     from tidesink.sinks.batch.schema_changes import SchemaDecision
     from tidesink.sinks.batch.schema_source import Decoding
     from tidesink.sinks.batch.source import KafkaRead, RecordReader
@@ -200,30 +200,30 @@ class Settled(NamedTuple):
 
 
 class SinkWish(NamedTuple):
-    """The properties of a batch's ranges that decide whether tasks stage the rows.
+    """The properties of a batch's inputs that decide whether tasks stage the rows.
 
-    ``several``: True if the batch has several ranges. In the source's order and in a history, a key may be in
+    ``several``: True if the batch has several inputs. In the source's order and in a history, a key may be in
     more than one of them, and its rows are then reduced once more. ``fewest``: number of records of the
-    smallest range, or 0 if it is unknown.
+    smallest input, or 0 if it is unknown.
     """
 
     several: bool
     fewest: int
 
     @classmethod
-    def of(cls, ranges: Collection[OffsetRange], *, fewest: bool = True) -> SinkWish:
-        """Returns the wish for these ranges. ``fewest``: False if the ranges have records of other tables."""
+    def of(cls, ranges: Collection[OffsetRange | Input], *, fewest: bool = True) -> SinkWish:
+        """Returns the wish for these inputs. ``fewest``: False if the inputs have records of other tables."""
         sizes = (part.records for part in ranges if part.records) if fewest else ()
         return cls(len(ranges) > 1, min(sizes, default=0))
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The ranges that the tasks of a batch read, and the reader of their records.
+    """The inputs that the tasks of a batch read, and the reader of their records.
 
     Attributes:
-        task: The ranges and how they are decoded. It has no sink.
-        reader: Reads the records of the ranges.
+        task: The inputs and how they are decoded. It has no sink.
+        reader: Reads the records of the inputs.
         wish: The tasks stage the rows in the target if possible. None: they must not stage them.
         volatile: True if a second read may return other records.
     """

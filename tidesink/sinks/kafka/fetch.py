@@ -221,6 +221,26 @@ class FetchRange(NamedTuple):
     timestamps: bool = True
     headers: bool = True
 
+    @property
+    def records(self) -> int:
+        """The number of offsets in the range."""
+        return self.end - self.start
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The topic and the partition."""
+        return self.topic, self.partition
+
+    @property
+    def numbering(self) -> tuple[str, int]:
+        """The topic and the partition, which the range's records have."""
+        return self.place
+
+    @property
+    def label(self) -> str:
+        """The range as errors name it."""
+        return f"{self.topic}[{self.partition}] from offset {self.start} to {self.end}"
+
 
 @dataclass(frozen=True)
 class FetchLimits:

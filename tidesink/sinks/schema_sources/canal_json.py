@@ -336,7 +336,8 @@ class CanalJsonDecoding(PlannedDecoding):
 
         If one of them has a wider type now, builds a new decode plan and returns True.
         """
-        misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
+        errors = {bad.error for bad in summary.bad_records} | {bad.error for bad in summary.bad_rows}
+        misfit = ValueOutOfRangeError.__name__ in errors
         if not self._database.look_again(self._undeclared, misfit=misfit):
             return False
         self._make()

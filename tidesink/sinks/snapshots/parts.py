@@ -43,6 +43,7 @@ from tidesink.sinks.batch.source_rows import (
     KeyRange,
     KeySet,
     MatchingRows,
+    RowInput,
     SourceDecoder,
     SourceRows,
     connected,
@@ -50,7 +51,7 @@ from tidesink.sinks.batch.source_rows import (
     log_offset,
     source_plan,
 )
-from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import (
     Again,
     Attempt,
@@ -68,7 +69,7 @@ from tidesink.sinks.jobs.base import (
     next_progress,
 )
 from tidesink.sinks.jobs.changes import check_partitions
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys
 from tidesink.sinks.snapshots.source_keys import (
     KEYS_A_QUERY,
@@ -91,7 +92,7 @@ from tidesink.source_database.key_bounds import Bound, checked_bounds, from_list
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from tidesink.sinks.batch.counts import BadRecord
+    from tidesink.sinks.batch.counts import BadRow
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.schema_source import Decoding
     from tidesink.sinks.jobs.executor import TaskResults
@@ -122,10 +123,6 @@ _NEW: Final = (
 _SECONDS: Final = 5.0
 # Seconds between two checks for open transactions.
 _PAUSE: Final = 0.1
-_TOO_LARGE: Final = (
-    f"A range of the snapshot has more than {MOST_BYTES >> 20} MiB, which is more than a task may hold in "
-    "memory. Lower source.database.chunk-rows, the number of rows in a range."
-)
 _UNFINISHED: Final = (
     "The table's snapshot has not finished, and a request that is limited to some rows would replace it. "
     "Wait until it finishes, or cancel it (`tidesink snapshot cancel TABLE`)."
@@ -851,10 +848,7 @@ class StoredRows:
     """Reads the rows of a part's key ranges or keys from the source database."""
 
     def inputs(self, part: SnapshotPart, attempt: Attempt) -> Inputs:
-        """Return one range for each range of keys.
-
-        A range's number takes the place of a partition, and a row's number that of an offset.
-        """
+        """Return one input for each range or set of keys."""
         hold, services = attempt.hold, attempt.services
         database, stored = services.context.config.source.database, part.stored
         assert database is not None  # noqa: S101  (the part's bounds are from it)
@@ -865,7 +859,6 @@ class StoredRows:
             decode_plan.decoder.stored,
             stored.key,
             stored.key_types,
-            part.ranges,
             at_once=database.connections,
             since=least_position(hold, services),
             constants=stored.constants,
@@ -873,15 +866,14 @@ class StoredRows:
             replica=database.replica,
         )
         first = log_offset(hold.progress.batch + 1) if decode_plan.logs else 0
-        ranges = [
-            OffsetRange(attempt.plan.found.topic, n, first, first + database.chunk_rows)
-            for n in range(len(part.ranges))
-        ]
-        task = RangeTask.of(ranges, "", decode_plan)
+        topic, most = attempt.plan.found.topic, database.chunk_rows
+        inputs = tuple(RowInput(topic, n, keys, most, first) for n, keys in enumerate(part.ranges))
+        task = RangeTask(inputs, decode_plan)
         if services.history is not None:
             task = replace(task, only=MatchingRows())
         # With cuts, rows that are read again could be newer than the commit_ts that the progress records.
-        return Inputs(task, reader, SinkWish.of(ranges), volatile=services.context.config.cuts is not None)
+        wish = SinkWish.of(inputs)
+        return Inputs(task, reader, wish, volatile=services.context.config.cuts is not None)
 
 
 def least_position(hold: Hold, services: Services) -> int | None:
@@ -959,13 +951,13 @@ class PartJob(ReadingJob):
         if reduction.summary.counts.bad and reduction.reads == 1 and services.decoding.learn(unfit):
             return Again()
         check_partitions(reduction, services)
-        if reduction.summary.bad_records:
-            return self._unfit(reduction.summary.bad_records[0], services)
+        if reduction.summary.bad_rows:
+            return self._unfit(reduction.summary.bad_rows[0], services)
         with open_source_database(services.context.config) as database:
             database.confirm_order(services.settings.table, self.part.stored)
         return Go()
 
-    def _unfit(self, bad: BadRecord, services: Services) -> Waits:
+    def _unfit(self, bad: BadRow, services: Services) -> Waits:
         """Let the part wait, unless this is its last try, because the target cannot store one of its rows.
 
         The row cannot become a dead letter, since it comes from no Kafka record.
@@ -1022,11 +1014,12 @@ class PartJob(ReadingJob):
 
 @contextmanager
 def _limited_ranges(table: TableId) -> Iterator[None]:
-    """Name the setting of snapshots if a range is larger than a task may hold in memory."""
+    """Make a range that is larger than a task may hold in memory an error of the config."""
     try:
         yield
     except RangeTooLargeError as exc:
-        raise ConfigError(_TOO_LARGE, table=str(table)) from exc
+        # Fewer offsets would not help, because the part has none.
+        raise ConfigError(exc.message, table=str(table)) from exc
 
 
 def _seen(hold: Hold, services: Services) -> int | None:

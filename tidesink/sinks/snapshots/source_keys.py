@@ -28,10 +28,15 @@ from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader
-from tidesink.sinks.batch.source_rows import KeyRange, ReadColumn, SourceDecoder, SourceRows
+from tidesink.sinks.batch.source_rows import (
+    KeyRange,
+    KeyShare,
+    ReadColumn,
+    RowInput,
+    SourceDecoder,
+    SourceRows,
+)
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting, raised_task_errors
 from tidesink.sinks.targets.base import ReadableTarget
 from tidesink.source_database.key_bounds import from_lists
@@ -74,11 +79,11 @@ class PatientRows:
     connections: int
     seconds: float
 
-    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    def __call__(self, wanted: RowInput) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range after all of them were read, so that a retry yields no row twice."""
         yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
 
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+    def over(self, session: SparkSession, ranges: Sequence[RowInput], work: Work, ddl: str) -> DataFrame:
         """Return a frame with the results of ``work`` on the ranges' rows. ``ddl``: the frame's schema."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
@@ -330,8 +335,6 @@ _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
 class KeyedRows:
     """Reads the rows of the source that have given keys of the target.
 
-    A ``RecordReader`` that ignores the requested offset ranges.
-
     Attributes:
         rows: Reads the source.
         columns: The columns by which the source is queried.
@@ -347,7 +350,7 @@ class KeyedRows:
     seconds: float
     wanted: DataFrame = field(repr=False)
 
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
+    def over(self, session: SparkSession, ranges: Sequence[KeyShare], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
         """Return a frame with the results of ``work`` on the keys' rows. ``ddl``: the frame's schema."""
         task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
         return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
@@ -364,7 +367,7 @@ class KeyedTask:
     rows: SourceRows
     columns: tuple[KeyColumn, ...]
     seconds: float
-    wanted: FetchRange
+    wanted: KeyShare
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -438,7 +441,7 @@ def source_task(
         config: The pipeline's config.
         plan: The decode plan of the source's rows, from ``source_plan``.
         stored: The table's definition in the source.
-        topic: Name of the table's topic, for the task's offset ranges.
+        topic: Name of the table's topic.
         wanted: The keys whose rows are read, or a function that returns the key ranges to read.
         since: Lowest position (commit_ts) that the rows may have, or None if rows need no position.
         as_of: The commit_ts as of which rows are read, or None for the current rows.
@@ -446,25 +449,23 @@ def source_task(
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
     assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-    read = (KeyRange(),) if isinstance(wanted, WantedKeys) else wanted()
     url = settings.url.get_secret_value()
     rows = SourceRows(
         url,
         plan.decoder.stored,
         stored.key,
         stored.key_types,
-        read,
         since=since,
         constants=stored.constants,
         as_of=as_of,
         rows_per_second=settings.range_rows_per_second,
         replica=settings.replica,
     )
-    reader: RecordReader = PatientRows(rows, settings.connections, seconds)
     if isinstance(wanted, WantedKeys):
-        reader = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)
-    offsets = [OffsetRange(topic, number, 0, settings.chunk_rows) for number in range(len(read))]
-    return RangeTask.of(offsets, "", plan), reader
+        keyed = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)
+        return RangeTask((KeyShare(topic),), plan), keyed
+    inputs = (RowInput(topic, number, keys, settings.chunk_rows) for number, keys in enumerate(wanted()))
+    return RangeTask(tuple(inputs), plan), PatientRows(rows, settings.connections, seconds)
 
 
 @contextmanager

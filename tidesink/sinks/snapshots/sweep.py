@@ -27,6 +27,7 @@ from tidesink.errors import LEAVE_OUT, ValueOutOfRangeError
 from tidesink.events import Op, TableSchema
 from tidesink.sinks.batch.source import checkpointed, fit_shuffle, unpacked_ranges
 from tidesink.sinks.batch.source_rows import (
+    KeyShare,
     NumberedDecoder,
     changes_of,
     numbered_records,
@@ -36,8 +37,6 @@ from tidesink.sinks.batch.source_rows import (
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.jobs.base import Attempt, Inputs, SinkWish
-from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.snapshots.parts import SnapshotPart, all_ranges, least_position, open_source_database
 from tidesink.sinks.snapshots.source_keys import (
     WantedKeys,
@@ -96,22 +95,21 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 class KeyTask:
     """A Spark task that passes its share of the target's keys to ``work``, as records.
 
-    ``names``: names of the key columns. ``wanted``: an offset range; the records are numbered from its first
-    offset. ``commit_ts``: position (commit_ts) of the deletes, or None if they do not need a position.
+    ``names``: names of the key columns. ``wanted``: the input, with the number of any task. ``commit_ts``:
+    position (commit_ts) of the deletes, or None if they do not need a position.
     """
 
     names: tuple[str, ...]
-    wanted: FetchRange
+    wanted: KeyShare
     work: Work
     commit_ts: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the results of ``work`` on the keys in ``batches``, whose only column has them as structs."""
-        # Each task has a range of its own.
-        wanted = self.wanted._replace(partition=task_number())
+        wanted = replace(self.wanted, number=task_number())
         yield from self.work(wanted, self._records(batches, wanted))
 
-    def _records(self, batches: Iterable[pa.RecordBatch], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    def _records(self, batches: Iterable[pa.RecordBatch], wanted: KeyShare) -> Iterator[pa.RecordBatch]:
         start = 0
         for batch in batches:
             keys = pa.StructArray.from_arrays(batch.column(0).flatten(), names=[*self.names])
@@ -121,7 +119,7 @@ class KeyTask:
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """Reads keys of the target as records. A ``RecordReader`` that ignores the requested offset ranges.
+    """Reads keys of the target as records.
 
     ``names``: names of the key columns. ``keys``: a frame with the keys as structs in the column ``value``.
     ``commit_ts``: position (commit_ts) of the deletes, or None if they do not need a position.
@@ -131,7 +129,7 @@ class TargetKeys:
     keys: DataFrame = field(repr=False)
     commit_ts: int | None = None
 
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+    def over(self, session: SparkSession, ranges: Sequence[KeyShare], work: Work, ddl: str) -> DataFrame:
         """Return a frame with the results of ``work`` on the keys. ``ddl``: the frame's schema."""
         task = KeyTask(self.names, ranges[0], work, self.commit_ts)
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
@@ -152,7 +150,7 @@ class AbsentKeys:
         names = tuple(column.name for column in deletes.shape.key_columns)
         look_up = _LookUp(part, attempt, _position(attempt))
         reader = TargetKeys(names, look_up.only_at_target(), look_up.position)
-        task = RangeTask.of([OffsetRange(topic, 0, 0, 1)], "", deletes)
+        task = RangeTask((KeyShare(topic),), deletes)
         volatile = attempt.services.context.config.cuts is not None
         return Inputs(task, reader, SinkWish.of(attempt.plan.ranges), volatile=volatile)
 

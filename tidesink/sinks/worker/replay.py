@@ -36,7 +36,7 @@ from tidesink.sinks.batch.letters import (
     sorted_letters,
 )
 from tidesink.sinks.batch.observers import ALIVE_SECONDS, Heartbeat, is_alive, seconds_since_beat
-from tidesink.sinks.batch.source import KafkaRead, KafkaSource
+from tidesink.sinks.batch.source import KafkaRead, KafkaSource, RecordReader
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import (
     Attempt,
@@ -696,8 +696,8 @@ def _results(run: TaskRun) -> TaskResults:
 def _following(task: RangeTask, reader: LetterReader, today: LettersToday) -> RangeTask:
     """Return the task that reads the letters, and later changes of their rows."""
     own = offsets_by_partition(reader.chosen)
-    partitions = {part.partition for part in task.ranges}
-    added = (part for part in reader.following if part.partition not in partitions)
+    places = {part.place for part in task.ranges}
+    added = (part for part in reader.following if part.place not in places)
     return replace(task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(today.hashes), own))
 
 
@@ -762,7 +762,7 @@ class _Examination:
         context, name, task = self.services.context, self.services.settings.table, self.task
         keys = EventKeys(task.plan)
         limited = [read for read in self.job.reads if read.limited]
-        source = KafkaSource(LetterFetch.of(context.dead_letters().topic, letters))
+        source: RecordReader = KafkaSource(LetterFetch.of(context.dead_letters().topic, letters))
         with ExitStack() as opened, raised_task_errors(table=str(name)):
             session = self.job.session
             columns: tuple[ComparedColumn, ...] = ()

@@ -20,6 +20,7 @@ from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Reduction, Services, Settled
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 
@@ -55,13 +56,14 @@ class _Scripted:
 
     def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:  # noqa: ARG002
         (part,) = task.ranges
+        assert isinstance(part, FetchRange)
         cut, bad = ([n for n in of if part.start <= n < part.end] for of in (self._truncates, self._bad))
         summary = BatchSummary(
-            EventCounts(messages=part.end - part.start, bad=len(bad)),
+            EventCounts(messages=part.records, bad=len(bad)),
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )
-        read = KafkaRead(part.end - part.start, 0)
+        read = KafkaRead(part.records, 0)
         return SimpleNamespace(summary=summary, read=read, staged=None, release=lambda: None)
 
 
@@ -125,7 +127,7 @@ class _Heavy(_Scripted):
     """Three records are more than a task takes."""
 
     def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:
-        if sum(part.end - part.start for part in task.ranges) >= 3:
+        if sum(part.records for part in task.ranges) >= 3:
             raise RangeTooLargeError("too large")
         return super().run(task, reader, checkpoint=checkpoint)
 

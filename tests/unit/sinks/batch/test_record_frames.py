@@ -59,7 +59,8 @@ def _values(wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[p
 def test_a_task_works_on_the_ranges_whose_numbers_it_is_given() -> None:
     messages = tuple(Message("t", 0, n, b"k", b"v%d" % n, timestamp=n or None) for n in range(4))
     ranges = (FetchRange("t", 0, 0, 1), FetchRange("t", 0, 1, 2), FetchRange("t", 0, 2, 4))
-    task: FetchedRanges = pickle.loads(pickle.dumps(FetchedRanges(ranges, _Fetch(messages), _values)))  # noqa: S301
+    whole = FetchedRanges(ranges, _Fetch(messages), _values)
+    task: FetchedRanges[FetchRange] = pickle.loads(pickle.dumps(whole))  # noqa: S301
     (first, second) = task([pa.record_batch({"id": [0, 2]})])
     assert first.to_pydict() == {"start": [0], "value": [b"v0"]}
     assert second.to_pydict() == {"start": [2, 2], "value": [b"v2", b"v3"]}

@@ -9,8 +9,7 @@ import pytest
 
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, numbered_records, source_plan
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source_rows import ColumnGap, KeyShare, SourceDecoder, numbered_records, source_plan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
@@ -83,7 +82,7 @@ def test_a_timestamp_that_is_kept_as_text_is_in_the_zone_of_its_records() -> Non
     stored = StoredTable({"id": parse_sql_type("int(11)"), "t": kind}, ("id",), 0, 0)
     texts = pa.array(["2024-01-01 00:00:00.120", "0000-00-00 00:00:00.000", None])
     rows_read = pa.StructArray.from_arrays([pa.array(["1", "2", "3"]), texts], names=["id", "t"])
-    records = numbered_records(FetchRange("rows", 0, 0, 3), 0, rows_read)
+    records = numbered_records(KeyShare("rows"), 0, rows_read)
     found, _ = source_plan(plan, stored)
     (rows,) = found.decoder.decode_batch(records).tables
     assert [row["t"] for row in rows.rows["after"].to_pylist()] == [

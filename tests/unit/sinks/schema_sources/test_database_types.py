@@ -17,7 +17,7 @@ from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
+from tidesink.sinks.batch.counts import BadRecord, BadRow, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
@@ -28,6 +28,7 @@ from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.values import fit_decimal
 
+ODD_ROW = BatchSummary(EventCounts(bad=1), bad_rows=(BadRow("ValueOutOfRangeError", "odd"),))
 MISFIT = BatchSummary(
     EventCounts(bad=1), bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
 )
@@ -181,10 +182,11 @@ def test_a_table_without_such_columns_is_not_looked_up(tmp_path: Path) -> None:
     assert _spark(later) == {"a": "string", "b": "decimal(5,1)"}
 
 
-def test_a_record_that_does_not_fit_has_the_database_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("met", [MISFIT, ODD_ROW], ids=["record", "row"])
+def test_what_does_not_fit_has_the_database_asked_again(tmp_path: Path, met: BatchSummary) -> None:
     store, database = _store(tmp_path), _Database(a="decimal(10,2)")
     decoding = _decoding(store, WORD, database)
-    missed = Missed(MISFIT, (), _found_at(0))
+    missed = Missed(met, (), _found_at(0))
     database.columns["a"] = "decimal(8,4)"
     assert decoding.learn(missed)
     assert _spark(decoding) == {"a": "decimal(12,4)"}  # what was applied before fits, too
