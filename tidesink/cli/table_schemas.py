@@ -27,7 +27,14 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import SCHEMA
-from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, PartitionOffsets, Starts, TopicOffsets
+from tidesink.sinks.kafka.offsets import (
+    NO_STARTS,
+    OffsetRange,
+    PartitionOffsets,
+    Starts,
+    TopicOffsets,
+    started_at,
+)
 from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.target_schema import TargetSchema
@@ -74,10 +81,23 @@ class SampledRecords:
         ends = {n: PartitionOffsets(found[0].offset, found[-1].offset + 1) for n, found in self._parts}
         return TopicOffsets(self.topic, "", ends)
 
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """The ranges of all these records."""
-        return tuple(OffsetRange(self.topic, n, *ends) for n, ends in self.offsets.partitions.items())
+    def ranges(self, starts: Starts = NO_STARTS) -> tuple[OffsetRange, ...]:
+        """Returns the ranges of these records, from the first offset of each partition in ``starts`` on."""
+        partitions = started_at(self.offsets, starts).partitions
+        return tuple(OffsetRange(self.topic, n, *ends) for n, ends in partitions.items())
+
+    def first_since(self, milliseconds: float) -> dict[int, int]:
+        """Returns the first offset of each partition with this Kafka timestamp or a later one.
+
+        ``milliseconds``: the time since 1970. Partitions without such a record are left out.
+        """
+        offsets: dict[int, int] = {}
+        for number, messages in self._parts:
+            for message in messages:
+                if message.timestamp is not None and message.timestamp >= milliseconds:
+                    offsets[number] = message.offset
+                    break
+        return offsets
 
     @property
     def _parts(self) -> list[tuple[int, list[Message]]]:
@@ -229,21 +249,24 @@ class SampledTopic:
 
     def _opened(self, decoding: Decoding, starts: Starts) -> OpenedTable:
         decoding.prepare(self._records.offsets, starts)
-        self._learn(decoding)
+        self._learn(decoding, self._records.ranges(starts))
         source = decoding.unprojected if isinstance(decoding, ProjectedDecoding) else decoding
         return OpenedTable(decoding.columns(), source.types_from, source.warnings, source.reported())
 
-    def _learn(self, decoding: Decoding) -> None:
-        """Build decode plans until one has all schemas and columns of the records, as in a worker's batch."""
-        ranges, offsets = self._records.ranges, self._records.offsets
-        for _ in range(_MOST_PLANS if ranges else 0):
-            summary = self._summary(decoding.columns())
+    def _learn(self, decoding: Decoding, ranges: Sequence[OffsetRange]) -> None:
+        """Build decode plans until one has all schemas and columns of the records, as in a worker's batch.
+
+        ``ranges``: the records.
+        """
+        offsets = self._records.offsets
+        for _ in range(_MOST_PLANS if any(part.records for part in ranges) else 0):
+            summary = self._summary(decoding.columns(), ranges)
             if not (summary.is_to_learn and decoding.learn(Missed(summary, ranges, offsets))):
                 return
 
-    def _summary(self, plan: DecodePlan) -> BatchSummary:
-        """Returns the counts of a batch that decodes all records. The table's filter is not evaluated."""
-        task = RangeTask.of(self._records.ranges, "", replace(plan, row_filter=None))
+    def _summary(self, plan: DecodePlan, ranges: Sequence[OffsetRange]) -> BatchSummary:
+        """Returns the counts of a batch that decodes the ranges. The table's filter is not evaluated."""
+        task = RangeTask.of(ranges, "", replace(plan, row_filter=None))
         heads = [
             row
             for wanted in task.ranges
