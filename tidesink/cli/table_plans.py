@@ -653,13 +653,22 @@ def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iter
         if not named:
             others.append(message)
     most = config.source.opens_up_to
-    sampled = SampledTopic(config, SampledRecords(topic, others, opens_up_to=most), stored=stored)
+    everything = SampledRecords(topic, messages, opens_up_to=most)
+    sampled, unread = SampledTopic(config, everything, stored=stored), ""
+    try:
+        sampled.tables(topic).census(everything, everything.ranges())
+    except ConfigError as error:  # the records are compressed, and the config does not say so
+        unread = error.message
     sampled.tables(topic).add(sorted(tables))
     for table, own in sorted(tables.items()):
         errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
         records = SampledRecords(topic, [*others, *own], opens_up_to=most)
         starts = _starts(config.table_config(table), records, own)
-        plan = _canal_table(config, sampled.of_records(records), table, starts)
+        plan = (
+            _unplanned(config, topic, table, unread)
+            if unread
+            else _canal_table(config, sampled.of_records(records), table, starts)
+        )
         yield read.noted(Undecodable(len(messages), errors).reported_in(config, plan))
     for about, left in bad.items():
         if about is not None or not tables:

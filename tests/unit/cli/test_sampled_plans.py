@@ -14,6 +14,7 @@ from tests.unit.codecs.canal_json.messages import row_message
 from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.cli.table_schemas import SampledRecords
+from tidesink.codecs.compression import compressed
 from tidesink.config import Config
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, subject
@@ -65,6 +66,15 @@ def test_a_canal_json_table_has_the_columns_of_all_its_rows() -> None:
     )
     shown = {plan.table: [column.name for column in plan.columns] for plan in plans}
     assert shown == {T: ["id", "a", "b"], TableId("s", "u"): ["id", "z"]}
+
+
+def test_compressed_records_need_the_setting_of_their_changefeed() -> None:
+    """A worker does not open them without the setting, although they show how they are compressed."""
+    value = compressed(orjson.dumps(row_message({"id": "1"})), "lz4")
+    (plan,) = _canal(right(CANAL_JSON), value)
+    assert "large-message-handle-compression: lz4" in (plan.problem or "")
+    (plan,) = _canal(right(changed(CANAL_JSON, source__large_message_handle_compression="lz4")), value)
+    assert (plan.problem, plan.table, plan.keys) == (None, T, ("id",))
 
 
 def _record(*names: str) -> str:
