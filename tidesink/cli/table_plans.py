@@ -776,7 +776,10 @@ def _of_rows(
     opened, refused = open_on(rows.messages)
     if opened is None and read.more and config.source.protocol == "debezium-json":
         # The connector may send schemas by now. A worker reads the last records too, to find them.
-        opened, refused = open_on([*rows.messages, *read.last_records(config)])
+        try:
+            opened, refused = open_on([*rows.messages, *read.last_records(config)])
+        except SourceError as error:
+            refused = error.message
     if opened is not None:
         keys = opened.shape.keys
         if problem := routed_problem(rows.tables, keys, key_only(newest)):

@@ -132,6 +132,18 @@ def test_a_debezium_table_has_the_columns_of_all_schemas_that_its_records_have()
     assert (plan.problem, [column.name for column in plan.columns]) == (None, ["id", "a", "b"])
 
 
+def test_a_topic_whose_end_cannot_be_read_is_the_problem_of_its_table_alone() -> None:
+    """Its first records have no types, and the brokers of the config do not answer."""
+    source = {"connector": "mysql", "db": "s", "table": "t"}
+    value = orjson.dumps({"before": None, "after": {"id": 1}, "op": "c", "source": source})
+    messages = [Message(TOPIC, 0, at, b'{"id":1}', value, at) for at in range(2)]
+    settings = {"source__protocol": "debezium-json", "source__topics": "{schema}_{table}"}
+    config = right(changed(CANAL_JSON, source__brokers="none.invalid:1", **settings))
+    plan = _by_records(config, None, Sample(TOPIC, 1, read=lambda *_, **__: iter(messages)), None)
+    assert (plan.table, plan.columns) == (T, ())
+    assert "No answer from" in (plan.problem or "")
+
+
 @pytest.mark.parametrize(
     ("start", "types"),
     [
