@@ -632,6 +632,7 @@ def _table_named(message: Message) -> TableId | None:
 
 
 def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
+    """Yield the plans of a canal-json topic's tables, from the topic's first records."""
     topic = read.topic
     codec = CanalJsonCodec(
         options=config.source.options_of(CanalJsonOptions), definitions=config.definitions()
