@@ -507,6 +507,27 @@ def _opened(
         return None, error.message
 
 
+def _starts(settings: TableConfig, records: SampledRecords, rows: Sequence[Message]) -> Starts:
+    """Return the first offset of each partition that a new table reads (setting ``start``).
+
+    If the sample has no row from there on, the table's newest row stands for those that it reads.
+
+    ``records``: the sampled records. ``rows``: those with rows of the table, in the order of their Kafka
+    timestamps.
+    """
+    start, ends = settings.start, {n: p.latest for n, p in records.offsets.partitions.items()}
+    if start == "earliest":
+        return NO_STARTS
+    if isinstance(start, str):
+        since = None if start == "latest" else datetime.fromisoformat(start).timestamp() * 1000
+        starts = ends if since is None else {**ends, **records.first_since(since)}
+    else:
+        starts = {**ends, **start}
+    if any(message.offset >= starts[message.partition] for message in rows) or not rows:
+        return starts
+    return {**ends, rows[-1].partition: rows[-1].offset}
+
+
 def _plan_of_opened(
     config: Config, topic: str, table: TableId, opened: OpenedTable | None, refused: str | None
 ) -> TablePlan:
@@ -633,6 +654,7 @@ class _TableRecords:
 
 
 def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iterator[TablePlan]:
+    """Yield the plans of a canal-json topic's tables, from the topic's first records."""
     topic, most = read.topic, config.source.opens_up_to
     codec = CanalJsonCodec(
         options=config.source.options_of(CanalJsonOptions), definitions=config.definitions()
@@ -650,8 +672,13 @@ def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iter
             if isinstance(event, ChangeEvent):
                 tables[event.table].messages.append(message)
                 tables[event.table].schemas[id(event.schema)] = event.schema
-    sampled = SampledTopic(config, SampledRecords(topic, messages, opens_up_to=most), stored=stored)
-    sampled.read_ddl()
+    everything = SampledRecords(topic, messages, opens_up_to=most)
+    sampled, unread = SampledTopic(config, everything, stored=stored), ""
+    try:
+        sampled.tables(topic).census(everything, everything.ranges())
+        sampled.read_ddl()
+    except ConfigError as error:  # the records are compressed, and the config does not say so
+        unread = error.message
     sampled.tables(topic).add(sorted(tables))
     for table, own in sorted(tables.items()):
         undecodable = bad.pop(table, _NONE_BAD).joined(bad.get(None, _NONE_BAD))
@@ -661,7 +688,12 @@ def _canal_json(config: Config, read: Sample, stored: StateStore | None) -> Iter
             opens_up_to=most,
             schemas=None if undecodable.messages else [*filter(None, own.schemas.values())],
         )
-        plan = _canal_table(config, sampled.of_records(records), table)
+        starts = _starts(config.table_config(table), records, own.messages)
+        plan = (
+            _unplanned(config, topic, table, unread)
+            if unread
+            else _canal_table(config, sampled.of_records(records), table, starts)
+        )
         yield read.noted(dataclasses.replace(undecodable, looked_at=len(messages)).reported_in(config, plan))
     for about, left in bad.items():
         if about is not None or not tables:
@@ -712,10 +744,12 @@ def _by_records(
 class _Rows:
     """The sampled records of a topic with one table.
 
-    ``newest``: the newest row, or None. ``tables``: the tables that rows name.
+    ``of_tables``: those with rows. ``newest``: the newest row, or None. ``tables``: the tables that rows
+    name.
     """
 
     messages: Sequence[Message]
+    of_tables: Sequence[Message]
     newest: ChangeEvent | None
     tables: frozenset[TableId]
 
@@ -732,6 +766,7 @@ class _Rows:
         )
         newest: ChangeEvent | None = None
         tables: set[TableId] = set()
+        of_tables: dict[tuple[int, int], Message] = {}
         messages = [*read.records(config)]
         for message in messages:
             bad.looked_at += 1
@@ -744,7 +779,8 @@ class _Rows:
                 if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                     newest = event
                     tables.add(event.table)
-        return cls(messages, newest, frozenset(tables))
+                    of_tables[message.partition, message.offset] = message
+        return cls(messages, [*of_tables.values()], newest, frozenset(tables))
 
 
 def _of_rows(
@@ -759,12 +795,16 @@ def _of_rows(
 
     def open_on(messages: Iterable[Message]) -> tuple[OpenedTable | None, str | None]:
         records = SampledRecords(topic, messages)
-        return _opened(SampledTopic(config, records, registry=registry, stored=stored), table)
+        sampled = SampledTopic(config, records, registry=registry, stored=stored)
+        return _opened(sampled, table, _starts(config.table_config(table), records, rows.of_tables))
 
     opened, refused = open_on(rows.messages)
     if opened is None and read.more and config.source.protocol == "debezium-json":
         # The connector may send schemas by now. A worker reads the last records too, to find them.
-        opened, refused = open_on([*rows.messages, *read.last_records(config)])
+        try:
+            opened, refused = open_on([*rows.messages, *read.last_records(config)])
+        except SourceError as error:
+            refused = error.message
     if opened is not None:
         keys = opened.shape.keys
         if problem := routed_problem(rows.tables, keys, key_only(newest)):
@@ -777,9 +817,11 @@ def _of_rows(
     return dataclasses.replace(planned, warnings=(*planned.warnings, *opened.warnings, *unused))
 
 
-def _canal_table(config: Config, sampled: SampledTopic, table: TableId) -> TablePlan:
+def _canal_table(
+    config: Config, sampled: SampledTopic, table: TableId, starts: Starts = NO_STARTS
+) -> TablePlan:
     topic = sampled.topic
-    opened, refused = _opened(sampled, table)
+    opened, refused = _opened(sampled, table, starts)
     plan = _plan_of_opened(config, topic, table, opened, refused)
     if opened is None:
         return plan

@@ -28,7 +28,14 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchRange
-from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, PartitionOffsets, Starts, TopicOffsets
+from tidesink.sinks.kafka.offsets import (
+    NO_STARTS,
+    OffsetRange,
+    PartitionOffsets,
+    Starts,
+    TopicOffsets,
+    started_at,
+)
 from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.target_schema import TargetSchema
@@ -84,10 +91,23 @@ class SampledRecords:
         ends = {n: PartitionOffsets(found[0].offset, found[-1].offset + 1) for n, found in self._parts}
         return TopicOffsets(self.topic, "", ends)
 
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """The ranges of all these records."""
-        return tuple(OffsetRange(self.topic, n, *ends) for n, ends in self.offsets.partitions.items())
+    def ranges(self, starts: Starts = NO_STARTS) -> tuple[OffsetRange, ...]:
+        """Returns the ranges of these records, from the first offset of each partition in ``starts`` on."""
+        partitions = started_at(self.offsets, starts).partitions
+        return tuple(OffsetRange(self.topic, n, *ends) for n, ends in partitions.items())
+
+    def first_since(self, milliseconds: float) -> dict[int, int]:
+        """Returns the first offset of each partition with this Kafka timestamp or a later one.
+
+        ``milliseconds``: the time since 1970. Partitions without such a record are left out.
+        """
+        offsets: dict[int, int] = {}
+        for number, messages in self._parts:
+            for message in messages:
+                if message.timestamp is not None and message.timestamp >= milliseconds:
+                    offsets[number] = message.offset
+                    break
+        return offsets
 
     @property
     def _parts(self) -> list[tuple[int, list[Message]]]:
@@ -243,17 +263,20 @@ class SampledTopic:
 
     def _opened(self, decoding: Decoding, starts: Starts) -> OpenedTable:
         decoding.prepare(self._records.offsets, starts)
-        self._learn(decoding)
+        self._learn(decoding, self._records.ranges(starts))
         source = decoding.unprojected if isinstance(decoding, ProjectedDecoding) else decoding
         return OpenedTable(decoding.columns(), source.types_from, source.warnings, source.reported())
 
-    def _learn(self, decoding: Decoding) -> None:
-        """Build decode plans until one has all schemas and columns of the records, as in a worker's batch."""
-        ranges, offsets = self._records.ranges, self._records.offsets
-        for _ in range(_MOST_PLANS if ranges else 0):
+    def _learn(self, decoding: Decoding, ranges: Sequence[OffsetRange]) -> None:
+        """Build decode plans until one has all schemas and columns of the records, as in a worker's batch.
+
+        ``ranges``: the records.
+        """
+        offsets = self._records.offsets
+        for _ in range(_MOST_PLANS if any(part.records for part in ranges) else 0):
             if self._has_all_columns(decoding.columns()):
                 return
-            summary = self._summary(decoding.columns())
+            summary = self._summary(decoding.columns(), ranges)
             if not (summary.is_to_learn and decoding.learn(Missed(summary, ranges, offsets))):
                 return
 
@@ -268,12 +291,12 @@ class SampledTopic:
         names = {column.name for schema in self._records.schemas for column in schema.columns}
         return not plan.rows.new_columns(names)
 
-    def _summary(self, plan: DecodePlan) -> BatchSummary:
-        """Returns the counts of a batch that decodes all records. The table's filter is not evaluated."""
+    def _summary(self, plan: DecodePlan, ranges: Sequence[OffsetRange]) -> BatchSummary:
+        """Returns the counts of a batch that decodes the ranges. The table's filter is not evaluated."""
         task = RangeTask((), replace(plan, row_filter=None))
         heads = [
             row
-            for part in self._records.ranges
+            for part in ranges
             if part.records
             for batch in task.packed(FetchRange(*part), self._records.as_stored([part]))
             for row in batch.select(["summary", "error"]).to_pylist()

@@ -16,6 +16,7 @@ from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.cli.table_schemas import SampledRecords, SampledTopic
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.compression import compressed
 from tidesink.config import Config
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, subject
@@ -110,6 +111,15 @@ def test_records_are_decoded_for_a_table_only_if_their_rows_have_a_column_that_t
     assert records.reads == reads
 
 
+def test_compressed_records_need_the_setting_of_their_changefeed() -> None:
+    """A worker does not open them without the setting, although they show how they are compressed."""
+    value = compressed(orjson.dumps(row_message({"id": "1"})), "lz4")
+    (plan,) = _canal(right(CANAL_JSON), value)
+    assert "large-message-handle-compression: lz4" in (plan.problem or "")
+    (plan,) = _canal(right(changed(CANAL_JSON, source__large_message_handle_compression="lz4")), value)
+    assert (plan.problem, plan.table, plan.keys) == (None, T, ("id",))
+
+
 def _record(*names: str) -> str:
     fields = [{"name": name, "type": {"type": "int", "connect.parameters": INT}} for name in names]
     return json.dumps({"type": "record", "name": "t", "namespace": "default.s", "fields": fields})
@@ -165,11 +175,60 @@ def test_a_debezium_table_has_the_columns_of_all_schemas_that_its_records_have()
     assert (plan.problem, [column.name for column in plan.columns]) == (None, ["id", "a", "b"])
 
 
+def test_a_topic_whose_end_cannot_be_read_is_the_problem_of_its_table_alone() -> None:
+    """Its first records have no types, and the brokers of the config do not answer."""
+    source = {"connector": "mysql", "db": "s", "table": "t"}
+    value = orjson.dumps({"before": None, "after": {"id": 1}, "op": "c", "source": source})
+    messages = [Message(TOPIC, 0, at, b'{"id":1}', value, at) for at in range(2)]
+    settings = {"source__protocol": "debezium-json", "source__topics": "{schema}_{table}"}
+    config = right(changed(CANAL_JSON, source__brokers="none.invalid:1", **settings))
+    plan = _by_records(config, None, Sample(TOPIC, 1, read=lambda *_, **__: iter(messages)), None)
+    assert (plan.table, plan.columns) == (T, ())
+    assert "No answer from" in (plan.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("start", "types"),
+    [
+        ("latest", ["int", "bigint"]),
+        ("1970-01-01T00:00:00.001Z", ["int", "bigint"]),
+        ({0: 1}, ["int", "bigint"]),
+        ("earliest", None),
+        ({0: 0}, None),
+    ],
+)
+def test_records_before_the_start_have_no_say(start: Any, types: list[str] | None) -> None:
+    """They are not applied, and their columns are not used: the way past a change of type."""
+
+    def sent(at: int, kind: str, value: object) -> Message:
+        fields = [
+            {"field": "id", "type": "int32", "optional": False},
+            {"field": "a", "type": kind, "optional": True},
+        ]
+        struct = {"type": "struct", "name": "srv.s.t.Value", "optional": True, "fields": fields}
+        parts = [{**struct, "field": "before"}, {**struct, "field": "after"}]
+        envelope = {"type": "struct", "name": "srv.s.t.Envelope", "optional": False, "fields": parts}
+        source = {"connector": "mysql", "db": "s", "table": "t"}
+        payload = {"before": None, "after": {"id": 1, "a": value}, "op": "c", "source": source}
+        key = {"schema": {"type": "struct", "fields": fields[:1], "optional": False}, "payload": {"id": 1}}
+        whole = {"schema": envelope, "payload": payload}
+        return Message(TOPIC, 0, at, orjson.dumps(key), orjson.dumps(whole), at)
+
+    messages = [sent(0, "string", "x"), sent(1, "int64", 7)]
+    source = {"source__protocol": "debezium-json", "source__topics": "{schema}_{table}"}
+    config = right(changed(CANAL_JSON, **source, tables=[{"name": "s.t", "start": start}]))
+    plan = _by_records(config, None, Sample(TOPIC, 9, read=lambda *_, **__: iter(messages)), None)
+    if types is None:
+        assert "no type holds both" in (plan.problem or "")
+    else:
+        assert (plan.problem, [column.target_type for column in plan.columns]) == (None, types)
+
+
 @pytest.mark.parametrize(("start", "end", "offsets"), [(0, 9, [3, 5]), (4, 6, [5]), (6, 9, [])])
 def test_a_range_of_a_sample_has_the_records_within(start: int, end: int, offsets: list[int]) -> None:
     plain = Message("t", 1, 5, None, b"x")
     records = SampledRecords("t", [plain, replace(plain, offset=3), plain])
     part = OffsetRange("t", 1, start, end)
     assert [message.offset for message in records.messages_here([part])] == offsets
-    assert records.ranges == (OffsetRange("t", 1, 3, 6),)
+    assert records.ranges() == (OffsetRange("t", 1, 3, 6),)
     assert records.ask([part], lambda batches: sum(batch.num_rows for batch in batches)) == [len(offsets)]

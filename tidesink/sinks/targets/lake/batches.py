@@ -446,7 +446,8 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
         return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
     for name, column in ((name, wanted[fold_name(name)]) for name in present if fold_name(name) in wanted):
         ddl = present[name]
-        if not _is_widened(column, ddl):
+        is_text = batch.how.history is not None and _is_decimal_as_text(column, ddl)
+        if not (is_text or _is_widened(column, ddl)):
             return f"the column {name} is {ddl}, but the batch has {column.spark}"
     return float_key(batch.shape, present)
 
@@ -470,6 +471,14 @@ def _is_widened(column: TargetColumn, wide: str) -> bool:
         # Files are skipped by the range of such keys, but statistics of decimals are read as floats.
         return False
     return wider_ddl(wide, narrow) == wide
+
+
+def _is_decimal_as_text(column: TargetColumn, ddl: str) -> bool:
+    """Return True if the table has text in a column in which the batch has decimals.
+
+    The column was made while the precision of the decimals was unknown, and it stays text.
+    """
+    return ddl == "string" and column.spark.startswith("decimal") and not column.key
 
 
 _AS_FILES: Final = (

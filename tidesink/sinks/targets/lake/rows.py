@@ -100,7 +100,13 @@ class FileColumn(NamedTuple):
         return field_of(self.name, self.type, self.field_id, nullable=not self.required)
 
     def cast(self, values: pa.Array) -> pa.Array:
-        """Convert values to the column's type, from a narrower type or a struct with other member names."""
+        """Convert values to the column's type, from a narrower type, a struct with other member names, or
+        from decimals to text.
+        """
+        if pa.types.is_string(self.type) and pa.types.is_decimal(values.type):
+            # Arrow's cast would write small decimals with an exponent.
+            texts = (None if number is None else f"{number:f}" for number in values.to_pylist())
+            return pa.array(texts, self.type)
         if not pa.types.is_struct(self.type):
             return values.cast(self.type)
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

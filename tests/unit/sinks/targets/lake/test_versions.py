@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timezone
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,7 +24,9 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.payloads import ipc_stream
+from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.iceberg.deletes import PositionFiles
+from tidesink.sinks.targets.lake.batches import columns_reason
 from tidesink.sinks.targets.lake.files import (
     DataFile,
     KeysTask,
@@ -37,7 +40,7 @@ from tidesink.sinks.targets.lake.files import (
 from tidesink.sinks.targets.lake.rows import FileColumn, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import local_path
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import shape_of
 
 SHAPE = shape_of(TableSchema(TableId("shop", "orders"), (ID, Column("v", ColumnType("bigint")))))
@@ -253,3 +256,19 @@ def test_a_column_that_only_the_table_has_is_null_in_new_versions(tmp_path: Path
     written, _ = task.given([*KeysTask(task).keys([*payloads([Event(0, 10, Kind.WRITE)])])])
     paths = [one.path for one in written.written([*payloads([Event(0, 10, Kind.WRITE)])])]
     assert [pq.read_table(local_path(str(path)))["f7"].to_pylist() for path in paths] == [[None]]
+
+
+def test_a_history_whose_decimals_became_a_text_column_takes_decimals() -> None:
+    """Their precision was unknown when the table was made, and a definition names it now."""
+    amount = Column("d", ColumnType("decimal", precision=10, scale=8))
+    shape = shape_of(TableSchema(TableId("shop", "orders"), (ID, amount)))
+    there = {column.name: column.spark for column in history_shape(shape, NAMES).columns} | {"d": "string"}
+    history = ReducedBatch(shape, 1, 0, how=ApplyOptions(mode="history", history=NAMES))
+    assert columns_reason(history, there) is None
+    rows = {"id": "bigint", "d": "string"}
+    assert "the column d is string" in (columns_reason(ReducedBatch(shape, 1, 0), rows) or "")
+    numbers = pa.array([Decimal("0.00000001"), None, Decimal("-1.50000000")], pa.decimal128(10, 8))
+    texts = ["0.00000001", None, "-1.50000000"]
+    column = FileColumn("f7", "d", pa.string(), 7, False, False)
+    assert column.cast(numbers).to_pylist() == texts
+    assert column.cast(pa.chunked_array([numbers])).to_pylist() == texts
