@@ -40,7 +40,7 @@ def ours(settings: dict[str, Any]) -> float:
     """A worker that reads the backlog in one batch."""
     from benchmarks.whole_job import write_config
     from tidesink.config import load_config
-    from tidesink.sinks.batch.observers import BatchApplied, WorkerEvent
+    from tidesink.sinks.runtime.observers import BatchApplied, WorkerEvent
     from tidesink.sinks.worker.run import run
 
     @dataclass

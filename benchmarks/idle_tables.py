@@ -30,8 +30,8 @@ from tidesink.config import load_config
 from tidesink.dev.workload import create_topics
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import BatchApplied, WorkerEvent
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import BatchApplied, WorkerEvent
 from tidesink.sinks.worker.run import run
 
 TABLES: Final = 500

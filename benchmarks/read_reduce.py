@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.baseline import plain_session
 from benchmarks.events import TABLE
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.batch.decoders import SubjectSchemas
 from tidesink.sinks.batch.source import KafkaSource, reduced_ranges
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import SubjectSchemas
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.spark.session import build_session
 
 if TYPE_CHECKING:

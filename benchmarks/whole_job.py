@@ -25,7 +25,7 @@ from benchmarks.baseline import BaselineJob, Lap, plain_session
 from benchmarks.events import DDL, STEADY_BATCH, STEADY_BATCHES, write_events
 from tidesink.config import load_config
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, WorkerEvent
+from tidesink.sinks.runtime.observers import BatchApplied, BatchStarted, WorkerEvent
 from tidesink.sinks.worker.run import run
 
 # The first batches of a table are cold: the JVM compiles, Delta reads the snapshot for the first time.

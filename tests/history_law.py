@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from tests.reduction_law import Key, OrderKey, row_events
 from tidesink.errors import ProgressError
 from tidesink.events import LOGICAL_BITS, ChangeEvent, Op, Row
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 
 _EPOCH: Final = datetime(1970, 1, 1)
 

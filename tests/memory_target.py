@@ -21,6 +21,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import TableId
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
@@ -42,7 +43,6 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import Owner, also_of, is_shared, names_of, new_columns, not_shared
 from tidesink.typemap.target_schema import Shard, TargetSchema, default_value
 

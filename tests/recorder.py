@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tidesink.sinks.batch.observers import BatchApplied, WorkerEvent
+from tidesink.sinks.runtime.observers import BatchApplied, WorkerEvent
 
 
 class Recorder:

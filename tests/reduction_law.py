@@ -1,6 +1,6 @@
 """The law of reduction in pure Python: of a key's events in a batch the greatest position stays.
 
-This is the oracle of ``batch.reduce``. Keys compare as exact values, text byte by byte: a collation
+This is the oracle of ``laws.reduce``. Keys compare as exact values, text byte by byte: a collation
 at the source that holds 'a' and 'A' for one key never sends both as two rows.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
-from tidesink.sinks.batch.reduce import mixed_message
+from tidesink.sinks.laws.reduce import mixed_message
 
 if TYPE_CHECKING:
     from tidesink.events import SequenceBy

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tests.memory_target import MemoryTarget
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.batch.context import Failpoints, StopFlag, WorkerContext
-from tidesink.sinks.batch.observers import Listener, Listeners
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.dead_letters import DeadLetters
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.letters.topic import DeadLetters
+from tidesink.sinks.runtime.context import Failpoints, StopFlag, WorkerContext
+from tidesink.sinks.runtime.observers import Listener, Listeners
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:

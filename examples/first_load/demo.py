@@ -26,8 +26,8 @@ from tidesink.dev.demo import SPARK_CONF, Steps, only_demo, undisturbed
 from tidesink.dev.stack import Broker, ServiceGroup, free_ports
 from tidesink.dev.workload import Say
 from tidesink.errors import DevStackError
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, Listener, RunReport, WorkerEvent
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import BatchApplied, BatchStarted, Listener, RunReport, WorkerEvent
 from tidesink.sinks.spark.jvm import spark_connector_jars
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.targets.sharing import quote_identifier

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import NOTHING_ASKED, TableControl, read_controls
-from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.runtime.control import NOTHING_ASKED, TableControl, read_controls
+from tidesink.sinks.schema_changes.decisions import Pending, SchemaChange
 from tidesink.sinks.state.progress import TableState, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 

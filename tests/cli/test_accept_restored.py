@@ -13,7 +13,7 @@ from tidesink.cli.main import app
 from tidesink.config import Config
 from tidesink.errors import StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import PLACE, check_not_restored
+from tidesink.sinks.runtime.control import PLACE, check_not_restored
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 

@@ -155,7 +155,7 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
 
 
 def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
-    from tidesink.sinks.batch.observers import Heartbeat
+    from tidesink.sinks.runtime.observers import Heartbeat
     from tidesink.sinks.state.progress import TableStatus
     from tidesink.sinks.state.sql_store import open_state_store
 

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
 from tidesink.config.fields import ChangePolicy
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import TableControl
-from tidesink.sinks.batch.schema_changes import Pending, PolicyChoices, SchemaChange
+from tidesink.sinks.runtime.control import TableControl
+from tidesink.sinks.schema_changes.decisions import Pending, PolicyChoices, SchemaChange
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 
 ITEMS = TableId("shop", "items")

@@ -24,8 +24,8 @@ from tidesink.cli.terminal import complete, error_block
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import Heartbeat
-from tidesink.sinks.kafka.dead_letters import Letter, RecordGroup
+from tidesink.sinks.letters.topic import Letter, RecordGroup
+from tidesink.sinks.runtime.observers import Heartbeat
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 

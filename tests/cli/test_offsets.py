@@ -17,8 +17,8 @@ from tests.servers import create_topics
 from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import RewindControl, read_controls
 from tidesink.sinks.kafka.offsets import KafkaOffsets
+from tidesink.sinks.runtime.control import RewindControl, read_controls
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -11,7 +11,7 @@ import yaml
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
 from tests.unit.config.samples import FLAT_AVRO, changed
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import TableControl, read_controls
+from tidesink.sinks.runtime.control import TableControl, read_controls
 from tidesink.sinks.state.progress import TableStatus
 
 MISSED = {"text": "deletes may be missing: and so on", "digest": "d1"}

@@ -26,8 +26,8 @@ from tidesink.cli.terminal import LogFormat, ProgressBars, ProgressLines
 from tidesink.config import load_config
 from tidesink.errors import BrokerUnavailableError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, StepRetried, Waiting
+from tidesink.sinks.laws.counts import Account
+from tidesink.sinks.runtime.observers import BatchApplied, BatchStarted, StepRetried, Waiting
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 

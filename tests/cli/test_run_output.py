@@ -12,8 +12,8 @@ from tidesink.cli.main import _with_spark_conf, log_report, report_json, show_re
 from tidesink.cli.terminal import LogFormat, ProgressLines, guarded
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.batch.observers import (
+from tidesink.sinks.laws.counts import Account
+from tidesink.sinks.runtime.observers import (
     BatchApplied,
     BatchStarted,
     RunReport,

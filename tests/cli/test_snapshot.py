@@ -25,7 +25,7 @@ from tidesink.cli.snapshot import _change
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import (
+from tidesink.sinks.runtime.control import (
     NOTHING_ASKED,
     RewindControl,
     SnapshotControl,

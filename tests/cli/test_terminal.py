@@ -32,8 +32,8 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.compatibility import verdict
-from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.batch.observers import RunReport, TableReport
+from tidesink.sinks.laws.counts import Account
+from tidesink.sinks.runtime.observers import RunReport, TableReport
 
 COMMIT_TS = 461_234_567_890_123_456
 COUNTS = Account(20_000, 12_000, 8_000).as_counters()

@@ -20,11 +20,11 @@ from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.typemap.target_schema import TargetSchema
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.target_rows import key_type, row_type
+from tidesink.sinks.decode.target_rows import key_type, row_type
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,

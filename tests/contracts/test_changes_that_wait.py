@@ -18,8 +18,8 @@ from tests.full import FULL
 from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.events import TableSchema
-from tidesink.sinks.batch.control import Requests
-from tidesink.sinks.batch.schema_changes import read_choices
+from tidesink.sinks.runtime.control import Requests
+from tidesink.sinks.schema_changes.decisions import read_choices
 from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def test_workers_read_no_protocol_that_is_not_a_codec() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_spark_imports_the_plans_of_a_codec_before_its_workers_fork(protocol: str) -> None:
-    module = f"tidesink.sinks.plans.{protocol.replace('-', '_')}"
+    module = f"tidesink.sinks.decode.{protocol.replace('-', '_')}"
     assert module in MODULES, "Add it to MODULES in tidesink/sinks/spark/daemon.py."
 
 

@@ -13,8 +13,8 @@ from tests.contracts.coded_changes import TABLE, Changefeed, placed
 from tests.contracts.coded_table import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.events import Column, ColumnType, TableSchema
-from tidesink.sinks.batch.control import NOTHING_ASKED
 from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.runtime.control import NOTHING_ASKED
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.worker.table_task import TableTask
 

@@ -18,7 +18,7 @@ from tests.letters import distinct_letters, letter_topic, written_letters
 from tests.servers import create_topics
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.kafka.dead_letters import (
+from tidesink.sinks.letters.topic import (
     LETTER_SCHEMA,
     Chosen,
     DeadLetters,

@@ -22,7 +22,7 @@ from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.events import ChangeEvent, DdlEvent, Message, TableId, TableSchema
-from tidesink.sinks.batch.control import Requests
+from tidesink.sinks.runtime.control import Requests
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.worker.table_task import TableTask
 

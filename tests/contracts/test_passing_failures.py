@@ -16,8 +16,8 @@ from tests.contracts.coded_table import HeldFetch, HeldTopic, config_of, open_ta
 from tests.contracts.conftest import memory_bed
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.batch.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.runtime.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

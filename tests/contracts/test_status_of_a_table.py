@@ -20,10 +20,10 @@ from tidesink.cli.plan import with_merge_reason
 from tidesink.cli.table_plans import plan_of
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.batch.context import Failpoints
-from tidesink.sinks.batch.control import TableControl
-from tidesink.sinks.batch.shared_reads import Limits
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.runtime.context import Failpoints
+from tidesink.sinks.runtime.control import TableControl
+from tidesink.sinks.runtime.shared_reads import Limits
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.sharing import quote_identifier

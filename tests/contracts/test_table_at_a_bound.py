@@ -12,7 +12,7 @@ from tests.contracts.coded_table import config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.batch.control import SnapshotControl, TableControl
+from tidesink.sinks.runtime.control import SnapshotControl, TableControl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

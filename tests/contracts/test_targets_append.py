@@ -14,8 +14,7 @@ from tests.contracts.targets_bed import AMOUNT, NAME, TABLE, Bed, progress, shap
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, TargetTable
-from tidesink.sinks.targets.modes import (
+from tidesink.sinks.laws.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -26,6 +25,7 @@ from tidesink.sinks.targets.modes import (
     UNAVAILABLE,
     log_shape,
 )
+from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, TargetTable
 from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = [quick_on("memory", "mysql"), needs("append")]

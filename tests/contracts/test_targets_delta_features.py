@@ -21,8 +21,8 @@ from tests.contracts.test_targets_history import Event, batch_of
 from tests.duckdb_readers import by_duckdb
 from tests.full import FULL
 from tidesink.events import Column, ColumnType
+from tidesink.sinks.laws.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
-from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.spark

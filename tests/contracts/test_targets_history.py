@@ -24,8 +24,8 @@ from tests.full import FULL, needs, quick_on
 from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, ReducedRow, TargetTable
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema, without
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]

@@ -33,8 +33,8 @@ from tests.full import FULL
 from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.errors import AccountingError, TargetError
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.target_rows import Metadata, TargetRows
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.target_rows import Metadata, TargetRows
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState

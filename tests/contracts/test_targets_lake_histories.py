@@ -19,11 +19,11 @@ from tests.contracts.test_targets_iceberg_partitions import made as iceberg_made
 from tests.full import FULL
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
+from tidesink.sinks.laws.modes import FROM_COLUMN, TO_COLUMN, history_shape
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.iceberg.table import IcebergTarget
 from tidesink.sinks.targets.lake.batches import FileLimits
 from tidesink.sinks.targets.lake.storage import StorageError
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, history_shape
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark

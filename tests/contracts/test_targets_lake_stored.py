@@ -34,6 +34,7 @@ from tests.full import FULL
 from tests.memory_target import MemoryTarget
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.laws.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.base import (
     SOFT_DELETE_COLUMN,
     ApplyHooks,
@@ -43,7 +44,6 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake.batches import FileLimits
-from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.spark

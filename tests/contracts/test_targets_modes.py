@@ -27,8 +27,7 @@ from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import ChangeEvent, DdlEvent, Op, Row, TableSchema
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.modes import (
+from tidesink.sinks.laws.modes import (
     COMMIT_TS,
     FROM_COLUMN,
     INDEX,
@@ -39,6 +38,7 @@ from tidesink.sinks.targets.modes import (
     TO_COLUMN,
     UNAVAILABLE,
 )
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

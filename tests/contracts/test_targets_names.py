@@ -14,8 +14,8 @@ from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.schema_registry.naming import MAX_TOPIC_LENGTH
+from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.targets.base import Claim
-from tidesink.sinks.targets.modes import routed_shape
 from tidesink.sinks.targets.stream.kafka import KafkaTarget
 
 pytestmark = quick_on("memory", "postgres", "mysql")

@@ -12,8 +12,8 @@ from tests.full import needs, quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, DeleteMode, TargetTable
-from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
 pytestmark = [quick_on("memory", "postgres"), needs("shards")]

@@ -12,7 +12,7 @@ from tests.contracts.targets_bed import Bed, progress
 from tests.contracts.test_targets_history import Event, batch_of, did, held, part_of
 from tests.full import FULL, quick_on
 from tests.memory_target import MemoryTarget
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 

@@ -15,7 +15,7 @@ from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.modes import routed_shape
+from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.targets.sql.dialect import Connections, Dialect
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.mysql import MysqlTables

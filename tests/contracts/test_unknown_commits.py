@@ -15,8 +15,8 @@ from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.events import TableSchema
-from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.batch.observers import Listeners, StepRetried, WorkerEvent
+from tidesink.sinks.laws.counts import Account
+from tidesink.sinks.runtime.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.typemap.target_schema import shape_of
 

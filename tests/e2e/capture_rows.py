@@ -14,10 +14,10 @@ from tidesink.codecs.debezium.inference import first_row
 from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.events import ColumnType, Message, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.batch.records import TRUNCATE
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
+from tidesink.sinks.decode.records import TRUNCATE
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
 
 

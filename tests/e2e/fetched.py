@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tidesink.config import Config
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import RunReport
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.worker.run import Worker, assembled
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from tests.e2e.left_objects import let_go_since, objects_held
 from tidesink.config import load_config
-from tidesink.sinks.batch.context import GRACE_SECONDS
+from tidesink.sinks.runtime.context import GRACE_SECONDS
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.full import TEST_ALL
-from tidesink.sinks.batch.context import FAILPOINTS, LAKE_FAILPOINTS
+from tidesink.sinks.runtime.context import FAILPOINTS, LAKE_FAILPOINTS
 
 _TIMEOUT_SECONDS = 300
 _LAKES = ("delta", "iceberg")

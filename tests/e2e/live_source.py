@@ -21,7 +21,7 @@ from tests.tidb_front import committing
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
-from tidesink.sinks.batch.control import SnapshotControl, change_control
+from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.state.sql_store import open_state_store
 
 # A key of two columns, of which the text compares in any case, and one value of each kind of text.

@@ -29,8 +29,8 @@ from tests.contracts.targets_bed import Bed
 from tests.e2e.retried_tasks import Observed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.runtime.context import Failpoints
 from tidesink.sinks.spark.session import build_session
 from tidesink.sinks.targets.sql.load import Load
 from tidesink.sinks.targets.sql.location import Endpoint

@@ -23,7 +23,7 @@ from tidesink.dev.lake_check import check_table
 from tidesink.dev.shop import ExpectedTable
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry, subject
-from tidesink.sinks.batch.observers import RunReport, TableReport
+from tidesink.sinks.runtime.observers import RunReport, TableReport
 
 CONFIGURATIONS = ("avro_long", "avro_ext_string", "canal", "canal_ext", "canal_ext_partial")
 PARTITIONS = 4

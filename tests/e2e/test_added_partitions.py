@@ -12,7 +12,7 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.servers import add_partitions
 from tidesink.config import load_config
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tests.e2e.test_sql_targets import config_for, wrong
 from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.events import TableId
-from tidesink.sinks.targets.modes import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.laws.modes import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.sinks.worker.run import run
 

@@ -14,7 +14,7 @@ from tests.letters import written_letters
 from tidesink.codecs.base import EncodedRecord
 from tidesink.config import load_config
 from tidesink.events import Op
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

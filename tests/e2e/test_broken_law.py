@@ -13,7 +13,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tidesink.cli.main import app
 from tidesink.config import load_config
-from tidesink.sinks.batch.observers import TableReport
+from tidesink.sinks.runtime.observers import TableReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

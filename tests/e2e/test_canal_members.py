@@ -19,8 +19,8 @@ from tests.servers import create_topics
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
 from tidesink.events import Column, TableSchema, Value
-from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look
+from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.worker.run import Worker, assembled, run
 from tidesink.typemap.mysql_types import parse_sql_type
 

@@ -15,10 +15,10 @@ from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, Value
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.control import TableControl, change_control
-from tidesink.sinks.batch.observers import BatchStarted, RunReport, TableChanged, TableReport, WorkerEvent
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.control import TableControl, change_control
+from tidesink.sinks.runtime.observers import BatchStarted, RunReport, TableChanged, TableReport, WorkerEvent
 from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from tidesink.codecs.flat_avro.codec import encode_delete_marker
 from tidesink.config import load_config
 from tidesink.errors import SourceError
 from tidesink.events import Op, TableId
-from tidesink.sinks.batch.control import Pauses
 from tidesink.sinks.kafka.compaction import CaughtUp
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.runtime.control import Pauses
 from tidesink.sinks.state.progress import PartitionProgress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN

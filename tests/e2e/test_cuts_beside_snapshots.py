@@ -23,7 +23,7 @@ from tests.full import FULL, quick_on
 from tidesink import cuts
 from tidesink.config import Config, load_config
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import change_control
+from tidesink.sinks.runtime.control import change_control
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.target import SqlTarget

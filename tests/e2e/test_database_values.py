@@ -24,10 +24,10 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.sinks.spark.payloads import UPSERT
 
 pytestmark = pytest.mark.servers

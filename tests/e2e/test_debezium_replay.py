@@ -33,7 +33,7 @@ from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, DdlEvent, Message
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

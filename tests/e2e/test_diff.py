@@ -25,10 +25,10 @@ from tests.mysql_values import own_database
 from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.diff.comparison import DiffOptions
 from tidesink.sinks.diff.run import diff
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import Heartbeat
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run
 

@@ -20,7 +20,7 @@ from tests.e2e.wide_rows import OTHERS, wide_table
 from tests.full import FULL
 from tests.mysql_values import own_database
 from tidesink.config import load_config
-from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

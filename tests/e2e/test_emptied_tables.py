@@ -15,7 +15,7 @@ from tests.full import TEST_ALL, quick_on
 from tests.servers import create_topics
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import FAILPOINTS
+from tidesink.sinks.runtime.context import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

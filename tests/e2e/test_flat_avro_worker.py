@@ -13,7 +13,7 @@ from tidesink.codecs.options import FlatAvroOptions
 from tidesink.codecs.row_checksum import RowSums
 from tidesink.config import load_config
 from tidesink.events import Op, Row, TableId, TableSchema
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId
-from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.laws.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.sinks.worker.run import run
 from tidesink.typemap.target_schema import MetadataKind

@@ -18,7 +18,7 @@ from tests.tidb_front import next_tso
 from tidesink.cli.table_plans import by_topics, table_plans, with_snapshots
 from tidesink.config import Config, load_config
 from tidesink.events import TableId
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
 from tidesink.events import ChangeEvent, Event, Op, Position, Value, WatermarkEvent
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import BatchApplied, RunReport, WorkerEvent
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import BatchApplied, RunReport, WorkerEvent
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.batch.context import LONGEST_PAUSE, StopFlag
-from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import LONGEST_PAUSE, StopFlag
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:

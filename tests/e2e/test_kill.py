@@ -34,7 +34,7 @@ from tests.e2e.passed_on import sent_again
 from tests.e2e.places import KINDS
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.full import FULL, quick_on
-from tidesink.sinks.batch.context import FAILPOINTS
+from tidesink.sinks.runtime.context import FAILPOINTS
 from tidesink.sinks.targets import TARGETS
 
 if TYPE_CHECKING:

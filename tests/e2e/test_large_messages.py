@@ -17,7 +17,7 @@ from tests.servers import create_topics
 from tests.tidb_front import commit_ts
 from tidesink.codecs.options import CanalJsonOptions
 from tidesink.config import Config, load_config
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

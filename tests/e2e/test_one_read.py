@@ -16,7 +16,7 @@ from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.config import load_config
 from tidesink.events import Row, Value
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.postgres import stoppable_server
 from tidesink.cli.main import app
 from tidesink.config import load_config
-from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.spark.session import start_thread
 from tidesink.sinks.worker.run import run
 

@@ -36,8 +36,8 @@ from tests.tidb_front import next_tso
 from tidesink.cli.main import app
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.control import TableControl, change_control
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.control import TableControl, change_control
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run

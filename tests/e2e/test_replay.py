@@ -17,7 +17,7 @@ from tests.full import FULL
 from tests.recorder import Recorder
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.sinks.batch.observers import BatchStarted, RunReport
+from tidesink.sinks.runtime.observers import BatchStarted, RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import Column, ColumnType, Op
-from tidesink.sinks.batch.observers import Heartbeat, RunReport
-from tidesink.sinks.kafka.dead_letters import Chosen, dead_letters_of
+from tidesink.sinks.letters.topic import Chosen, dead_letters_of
+from tidesink.sinks.runtime.observers import Heartbeat, RunReport
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.run import run
 

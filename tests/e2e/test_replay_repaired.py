@@ -23,7 +23,7 @@ from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, Op, TableId, TableSchema
-from tidesink.sinks.batch.control import SnapshotControl, change_control
+from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run
 

@@ -19,7 +19,7 @@ from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import quick_on
 from tidesink.cli.main import app
 from tidesink.config import load_config
-from tidesink.sinks.batch.observers import TableReport
+from tidesink.sinks.runtime.observers import TableReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tidesink.cli.main import app
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import read_controls
+from tidesink.sinks.runtime.control import read_controls
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, store_keys
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run

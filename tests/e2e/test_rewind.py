@@ -27,7 +27,7 @@ from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import Op, TableId
-from tidesink.sinks.batch.observers import TableReport
+from tidesink.sinks.runtime.observers import TableReport
 from tidesink.sinks.targets.iceberg.schema import open_session
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.worker.run import run

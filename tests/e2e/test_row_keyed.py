@@ -20,7 +20,7 @@ from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, Value
-from tidesink.sinks.batch.observers import TableReport
+from tidesink.sinks.runtime.observers import TableReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.config import Config, load_config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Row, TableId
-from tidesink.sinks.batch.control import change_control
+from tidesink.sinks.runtime.control import change_control
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run
 from tidesink.typemap.target_schema import RowKey

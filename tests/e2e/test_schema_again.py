@@ -18,7 +18,7 @@ from tests.mysql_values import own_database
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.control import change_control
+from tidesink.sinks.runtime.control import change_control
 from tidesink.sinks.state.sql_store import open_state_store
 
 if TYPE_CHECKING:

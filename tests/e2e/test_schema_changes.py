@@ -22,8 +22,8 @@ from tidesink.cli.main import app
 from tidesink.cli.status import read_statuses
 from tidesink.config import load_config
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import TableReport
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import TableReport
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.worker.run import run
 

@@ -33,8 +33,8 @@ from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.control import change_control
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.control import change_control
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run
 

@@ -15,7 +15,6 @@ from tests.spark.decoded import decode_here
 from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import (
     KeyRange,
     KeyShare,
@@ -24,8 +23,9 @@ from tidesink.sinks.batch.source_rows import (
     SourceRows,
     source_plan,
 )
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.snapshots.source_keys import KeyColumn, KeyedTask, key_columns
 from tidesink.sinks.spark.digests import ComparedColumn, digests
 from tidesink.sinks.targets.sql.location import Endpoint

@@ -15,7 +15,7 @@ from tests.full import FULL, each, quick_on
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import Op, TableId
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.runtime.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from tidesink.config import Config
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, KeyShare, RowInput, SourceRows, key_ranges, source_plan
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import PlanSettings
+from tidesink.sinks.decode.records import BAD
 from tidesink.sinks.snapshots.parts import all_ranges
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, stored_table

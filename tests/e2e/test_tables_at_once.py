@@ -11,7 +11,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tidesink.config import load_config
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, WorkerEvent
+from tidesink.sinks.runtime.observers import BatchApplied, BatchStarted, WorkerEvent
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, Message
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import PlanSettings
 from tidesink.sinks.spark.errors import raised_task_errors
 
 if TYPE_CHECKING:

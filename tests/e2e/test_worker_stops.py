@@ -21,8 +21,8 @@ from tests.servers import add_partitions, delete_topic
 from tidesink.config import load_config
 from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import RunReport, TableReport
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.observers import RunReport, TableReport
 from tidesink.sinks.spark.session import start_thread
 from tidesink.sinks.worker.run import run
 

@@ -14,8 +14,8 @@ from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.full import FULL
-from tidesink.sinks.batch.context import LAKE_FAILPOINTS
-from tidesink.sinks.batch.observers import UNWELL
+from tidesink.sinks.runtime.context import LAKE_FAILPOINTS
+from tidesink.sinks.runtime.observers import UNWELL
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from tests.golden.vectors import Json, Record, VectorFolder, columns_of, schema_of
 from tests.spark.decoded import Decoded, decode_here
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import KeyRange, RowInput, SourceRows, source_plan
+from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import stored_table
 from tidesink.typemap.table import render_members, row_of

@@ -15,9 +15,9 @@ from tests.unit.config.samples import CANAL_JSON, changed, right
 from tests.vectors import SUBSET
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
-from tidesink.sinks.batch.records import NO_RULES
-from tidesink.sinks.batch.target_rows import Metadata
-from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.decode.records import NO_RULES
+from tidesink.sinks.decode.target_rows import Metadata
+from tidesink.sinks.laws.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.typemap.projection import project
 
 METADATA = {"op": "m_op", "position": "m_position", "offset": "m_offset", "batch": "m_batch"}

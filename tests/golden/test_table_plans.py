@@ -32,15 +32,15 @@ from tidesink.config import Config
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, SubjectPart, subject
-from tidesink.sinks.batch.schema_source import Missed
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.laws.modes import kept_shape
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.targets.modes import kept_shape
 from tidesink.sinks.worker.preflight import column_type
 
 R = TypeVar("R")

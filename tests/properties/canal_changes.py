@@ -17,7 +17,7 @@ from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
 from tidesink.typemap.table import mysql_type_word
 from tidesink.typemap.target_schema import shape_of
 

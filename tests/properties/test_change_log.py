@@ -15,10 +15,10 @@ from tests.spark.decoded import reduced_here
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import PlanSettings
+from tidesink.sinks.laws.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 
 if TYPE_CHECKING:
     pass

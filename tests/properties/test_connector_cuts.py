@@ -21,7 +21,6 @@ from tests.decoded_batches import as_records
 from tests.full import TEST_ALL
 from tests.properties.test_cuts import NAMES, PARTITIONS, PLANS, Row
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import PartitionSummary
 from tidesink.sinks.batch.cuts import (
     least_bound,
     marks_at,
@@ -31,9 +30,10 @@ from tidesink.sinks.batch.cuts import (
     topic_after,
     up_to_bound,
 )
-from tidesink.sinks.batch.records import DecodedRecords, EventRules, decoded_records
+from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
+from tidesink.sinks.laws.counts import PartitionSummary
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.worker.bounds import ConnectorBounds
 

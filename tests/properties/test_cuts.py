@@ -29,7 +29,6 @@ from tests.full import TEST_ALL
 from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import PartitionSummary
 from tidesink.sinks.batch.cuts import (
     is_outside,
     least_bound,
@@ -40,8 +39,9 @@ from tidesink.sinks.batch.cuts import (
     topic_after,
     up_to_bound,
 )
-from tidesink.sinks.batch.records import DecodedRecords, EventRules, decoded_records
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
+from tidesink.sinks.laws.counts import PartitionSummary
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 
 NAMES: Final = ("a", "b")

@@ -16,18 +16,18 @@ from tests.memory_target import MemoryTarget
 from tests.properties.test_source_order import SCHEMA, SHAPE, TABLE
 from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.events import ChangeEvent, Op, Position, Row
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import TargetRows
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.modes import (
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.records import EventRules
+from tidesink.sinks.decode.target_rows import TargetRows
+from tidesink.sinks.laws.modes import (
     FROM_COLUMN,
     READ_COLUMN,
     TO_COLUMN,
     HistoryNames,
     history_shape,
 )
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import ApplyOptions, ApplyResult, ReducedBatch, ReducedRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

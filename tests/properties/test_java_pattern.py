@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from tests.full import TEST_ALL
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.filtering import check_condition
+from tidesink.sinks.decode.filtering import check_condition
 from tidesink.typemap.projection import FUNCTIONS, RowFilter, _mentions, _parsed, check_types, java_fault
 from tidesink.typemap.target_schema import TargetSchema, shape_of
 

@@ -18,12 +18,12 @@ from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.config.models import Destination
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.filtering import check_condition
-from tidesink.sinks.batch.records import BAD
-from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.source import RangeFrame, rows_to_apply
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.decode.filtering import check_condition
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.records import BAD
+from tidesink.sinks.decode.schema_source import ProjectedDecoding
+from tidesink.sinks.decode.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
 from tidesink.typemap.projection import Projection, read_filter
 from tidesink.typemap.target_schema import shape_of

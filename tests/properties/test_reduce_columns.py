@@ -33,14 +33,14 @@ from tidesink.events import (
     TableSchema,
     Value,
 )
-from tidesink.sinks.batch.reduce import (
+from tidesink.sinks.decode.target_rows import TargetRows
+from tidesink.sinks.laws.reduce import (
     Reduction,
     changes_of_keys,
     key_hashes,
     reduce_tables,
     rows_of_keys,
 )
-from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.targets.lake.rows import matched
 from tidesink.typemap.target_schema import shape_of
 

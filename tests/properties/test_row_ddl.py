@@ -26,14 +26,14 @@ from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.ddl.topic_statements import learn, with_rows
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.row_ddl import decide_rows
-from tidesink.sinks.batch.schema_changes import Policies
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch.topic_ddl import ddl_statement
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.records import EventRules
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.schema_changes.decisions import Policies
+from tidesink.sinks.schema_changes.row_ddl import decide_rows
+from tidesink.sinks.schema_changes.topic_ddl import ddl_statement
 from tidesink.sinks.spark.payloads import UPSERT, unpack
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 

@@ -24,14 +24,14 @@ from tests.worker_contexts import worker_context
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.options import FlatAvroOptions
 from tidesink.events import Column, ColumnType, Message, Row, TableSchema
-from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
-from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.laws.schema_rows import RowPosition, RowSpan
+from tidesink.sinks.runtime.context import RetryPolicy
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag

@@ -13,8 +13,8 @@ from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
 from tests.spark.decoded import decode_here
 from tidesink.events import Message
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import PlanSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

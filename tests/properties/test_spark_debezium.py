@@ -22,8 +22,8 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import header
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.plans import PlanSettings, SubjectSchemas
 from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:

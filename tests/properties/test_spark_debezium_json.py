@@ -35,8 +35,8 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.plans.debezium_json import debezium_json_plan, writer_of
+from tidesink.sinks.decode.debezium_json import debezium_json_plan, writer_of
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:

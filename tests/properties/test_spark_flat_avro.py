@@ -23,8 +23,8 @@ from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:

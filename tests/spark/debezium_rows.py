@@ -11,7 +11,7 @@ from tests.spark.python_rows import stored
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.decode.plans import DecodePlan
 
 
 def place(message: Message) -> tuple[str, int, int]:

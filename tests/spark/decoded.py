@@ -16,9 +16,11 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.records import (
+from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.records import (
     MESSAGE,
     NO_RULES,
     TRUNCATE,
@@ -27,12 +29,10 @@ from tidesink.sinks.batch.records import (
     TableDecoder,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import WARNING
-from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
-from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.target_rows import source_texts
-from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.target_rows import source_texts
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.laws.counts import BatchSummary
+from tidesink.sinks.laws.reduce import WARNING
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.typemap.target_schema import TargetColumn
 

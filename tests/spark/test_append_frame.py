@@ -14,10 +14,10 @@ from tests.spark.decoded import reduced_here
 from tests.unit.codecs.canal_json.messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import account_of
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.targets.modes import (
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
+from tidesink.sinks.laws.counts import account_of
+from tidesink.sinks.laws.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,

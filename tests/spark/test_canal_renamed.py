@@ -9,7 +9,7 @@ from tests.columns import ID
 from tests.full import FULL
 from tests.spark.decoded import decode_here
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
 
 if TYPE_CHECKING:
     pass

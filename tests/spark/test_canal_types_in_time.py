@@ -15,8 +15,8 @@ from tests.spark.decoded import Decoded, Values, decode_here
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.decode.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

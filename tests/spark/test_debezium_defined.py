@@ -16,8 +16,8 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import SubjectSchemas
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.plans import SubjectSchemas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import Message, Position
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.plans import PlanSettings
 
 LONG_LSN: Final = "f" * 20 + ":" + "f" * 8 + ":" + "f" * 3
 MORE: list[dict[str, Any]] = [

@@ -11,8 +11,8 @@ from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import Decoded, decode_here
 from tidesink.codecs import open_codec
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan, SubjectSchemas
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.plans import DecodePlan, SubjectSchemas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from tests.contracts.targets_bed import shape
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
-from tidesink.sinks.batch.context import may_pass
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.runtime.context import may_pass
 from tidesink.sinks.spark.errors import raised_task_errors as _errors
 from tidesink.sinks.spark.payloads import UPSERT, ipc_stream
 from tidesink.sinks.targets.base import ReducedBatch

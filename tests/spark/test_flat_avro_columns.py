@@ -19,9 +19,9 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import TopicPartition
-from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
+from tidesink.sinks.laws.counts import TopicPartition
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from tests.unit.codecs.flat_avro.cases import TOPIC, TSO, change
 from tests.unit.codecs.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
-from tidesink.sinks.batch.counts import EventCounts, RowFindings, RowWarning, TopicPartition
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.plans.flat_avro import lacks_checksums
+from tidesink.sinks.decode.flat_avro import lacks_checksums
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.laws.counts import EventCounts, RowFindings, RowWarning, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,8 +32,8 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.typemap.target_schema import TargetColumn
 from tidesink.typemap.values import target_reader
 

@@ -30,8 +30,8 @@ from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.typemap.table import spark_type
 from tidesink.typemap.target_schema import TargetColumn
 

@@ -26,9 +26,9 @@ from tidesink.codecs.options import DebeziumOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.debezium_avro import debezium_avro_plan
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
 
 if TYPE_CHECKING:
     pass

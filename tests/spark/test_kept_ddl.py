@@ -14,9 +14,9 @@ from tests.unit.codecs.canal_json.messages import row_message
 from tests.unit.config.samples import CANAL_JSON, changed, right
 from tests.worker_contexts import worker_context
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.letters import keep_ddl
-from tidesink.sinks.batch.records import DDL
+from tidesink.sinks.decode.records import DDL
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.stored_ddl import keep_ddl
 from tidesink.sinks.state.progress import MOST_EVENTS, Progress, load_ddl
 from tidesink.sinks.state.sql_store import SqlStateStore
 

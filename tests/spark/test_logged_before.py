@@ -24,8 +24,8 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.targets.modes import OP
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.laws.modes import OP
 from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import target_reader
 

@@ -14,8 +14,8 @@ from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.codecs.flat_avro.cases import change
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Message, Op
-from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.source import release_stored, rows_to_apply
+from tidesink.sinks.decode.records import EventRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.typemap.target_schema import RowKey
 
 if TYPE_CHECKING:

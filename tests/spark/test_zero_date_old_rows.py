@@ -15,9 +15,9 @@ from tidesink.codecs.options import FlatAvroOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings, SubjectSchemas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -41,7 +41,7 @@ from tidesink.errors import ConfigError, NotKeptError, nearest
 from tidesink.events import TableId, fold_name
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.control import TableControl
+    from tidesink.sinks.runtime.control import TableControl
     from tidesink.sinks.state.progress import TableStatus
 
 app = typer.Typer(
@@ -186,7 +186,7 @@ def _show_events(events: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _shown_digest() -> int:
-    from tidesink.sinks.batch.schema_changes import SHORT_DIGEST
+    from tidesink.sinks.schema_changes.decisions import SHORT_DIGEST
 
     return SHORT_DIGEST
 
@@ -394,7 +394,7 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
 
 
 def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy, now: float) -> None:
-    from tidesink.sinks.batch.control import Decision, store_decisions
+    from tidesink.sinks.runtime.control import Decision, store_decisions
 
     with worked_with(config) as store:
         decisions = [Decision(entry.table, policy, now, entry.change) for entry in decided]
@@ -428,8 +428,8 @@ def _changes(
     Changes that wait come first, then changes that people decided, then those that the config's policies
     decided.
     """
-    from tidesink.sinks.batch.control import NOTHING_ASKED, read_controls, read_decisions
-    from tidesink.sinks.batch.schema_changes import read_choices
+    from tidesink.sinks.runtime.control import NOTHING_ASKED, read_controls, read_decisions
+    from tidesink.sinks.schema_changes.decisions import read_choices
 
     if not statuses:
         return []
@@ -464,7 +464,7 @@ def _changes(
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
     """Return the stored DDL events of tables, as rows."""
-    from tidesink.sinks.kafka.dead_letters import moment
+    from tidesink.sinks.letters.topic import moment
     from tidesink.sinks.state.progress import load_ddl
 
     if not tables:

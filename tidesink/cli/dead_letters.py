@@ -53,7 +53,7 @@ from tidesink.events import Message, TableId
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.kafka.dead_letters import Chosen, Letter, RecordGroup
+    from tidesink.sinks.letters.topic import Chosen, Letter, RecordGroup
     from tidesink.sinks.worker.replay import ReplayReport
 
 
@@ -93,7 +93,7 @@ def list_letters(
 
     Each line shows one count, and the times and the offsets of the first and the last of its letters.
     """
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
@@ -187,7 +187,7 @@ _MOST_PLACES: Final = 20
 
 def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat) -> None:
     """Print the newest dead letters of a table, each with its place (partition and offset)."""
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
 
     letters = dead_letters_of(config)
     stored = letters.letters(chosen_records(config.pipeline, table, None, topic_id))
@@ -207,7 +207,7 @@ def _show_places(config: Config, table: str, topic_id: str | None, output: Outpu
 
 
 def _place_row(letter: Letter) -> tuple[Any, ...]:
-    from tidesink.sinks.kafka.dead_letters import moment
+    from tidesink.sinks.letters.topic import moment
 
     return place_of(letter._asdict()), shown_moment(moment(letter.time)), letter.error, letter.reason
 
@@ -217,7 +217,7 @@ def letter_json(letter: Letter, known: Iterable[TableId]) -> dict[str, Any]:
 
     ``known``: the pipeline's tables, which show where a table's name divides into schema and table.
     """
-    from tidesink.sinks.kafka.dead_letters import moment
+    from tidesink.sinks.letters.topic import moment
 
     shown = {name: value for name, value in letter._asdict().items() if name != "at"}
     return record_json({**shown, "time": moment(letter.time)}, known)
@@ -249,7 +249,7 @@ def drop(
     every table. If stdin is not a terminal, the command cannot ask: without --yes it drops nothing and exits
     with 2.
     """
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
 
     settings = chosen_config(None, config)
     if (table is None) != everything:
@@ -305,7 +305,7 @@ def replay(
     its row, nor a row that a resync read later. Letters that were applied or are outdated are removed; the
     others stay, with the new reason. Stop the pipeline's worker first. The exit code is 3 if letters stay.
     """
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
@@ -434,7 +434,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
         ConfigError: several topics have a letter at this place.
         NotKeptError: no letter is stored at this place.
     """
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
 
     letters = dead_letters_of(config)
     rows = letters.rows(chosen, limit=2)
@@ -488,7 +488,7 @@ def chosen_records(
     Raises:
         ConfigError: ``place`` is neither PARTITION@OFFSET nor TOPIC[PARTITION]@OFFSET.
     """
-    from tidesink.sinks.kafka.dead_letters import Chosen
+    from tidesink.sinks.letters.topic import Chosen
 
     if place is None:
         return Chosen(pipeline, table, topic_id=topic_id)

@@ -45,7 +45,7 @@ from tidesink.sinks.spark.session import make_class_archive
 if TYPE_CHECKING:
     from tidesink.dev.demo import DemoResult
     from tidesink.dev.lake_check import TableCheck
-    from tidesink.sinks.batch.observers import TableReport
+    from tidesink.sinks.runtime.observers import TableReport
 
 
 app = typer.Typer(

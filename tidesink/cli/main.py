@@ -52,11 +52,11 @@ from tidesink.cli.terminal import (
 )
 from tidesink.config import Config
 from tidesink.errors import BrokerUnavailableError, ConfigError
-from tidesink.sinks.batch.observers import LogListener
+from tidesink.sinks.runtime.observers import LogListener
 
 if TYPE_CHECKING:
     from tidesink.config.source import SourceSettings
-    from tidesink.sinks.batch.observers import Listener, RunReport, TableReport
+    from tidesink.sinks.runtime.observers import Listener, RunReport, TableReport
 
 
 class Until(str, Enum):
@@ -156,7 +156,7 @@ def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractC
 
 @contextmanager
 def _endpoints(host: str, port: int) -> Iterator[list[Listener]]:
-    from tidesink.sinks.batch.observers import MetricsListener
+    from tidesink.sinks.runtime.observers import MetricsListener
     from tidesink.sinks.worker.endpoints import Health, served
 
     health, metrics = Health(), MetricsListener()

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.events import TableId
-    from tidesink.sinks.batch.control import TableControl
     from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+    from tidesink.sinks.runtime.control import TableControl
     from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
 
 app = typer.Typer(no_args_is_help=True, help="Show and rewind tables' offsets in their topics.")
@@ -223,9 +223,9 @@ def rewind(
     has reached this offset, rows may have earlier values. The command fails if the rewind would lose or
     duplicate rows, or leave outdated rows in the target.
     """
-    from tidesink.sinks.batch.control import RewindControl, change_control
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import rewound_offsets, steps_back
+    from tidesink.sinks.runtime.control import RewindControl, change_control
 
     origin = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
     settings = chosen_config(None, config_option)
@@ -277,8 +277,8 @@ def _refuse_meanwhile(
     Raises:
         ConfigError: the pipeline has cuts, or a snapshot of the table is unfinished or requested.
     """
-    from tidesink.sinks.batch.control import NOTHING_ASKED, read_controls
     from tidesink.sinks.kafka.rewind import refuse_meanwhile
+    from tidesink.sinks.runtime.control import NOTHING_ASKED, read_controls
 
     table = status.table
     if control is None:

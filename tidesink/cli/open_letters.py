@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import StateStoreError
-from tidesink.sinks.batch.counts import Account
+from tidesink.sinks.laws.counts import Account
 from tidesink.sinks.state.documents import DocumentKind
 
 if TYPE_CHECKING:
-    from tidesink.sinks.kafka.dead_letters import RecordGroup
+    from tidesink.sinks.letters.topic import RecordGroup
     from tidesink.sinks.state.progress import StateStore, TableStatus
 
 # By table: the number of open letters, and the number that the worker had written by then.

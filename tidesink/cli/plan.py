@@ -71,7 +71,7 @@ from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
     from tidesink.cli.table_plans import TablePlan
-    from tidesink.sinks.batch.schema_source import TypesFrom
+    from tidesink.sinks.decode.schema_source import TypesFrom
     from tidesink.sinks.state.progress import TableStatus
 
 
@@ -458,7 +458,7 @@ def plan(
 
 def stored_records(config: Config) -> dict[str, str]:
     """Return where dead letters and DDL events are stored, each only if the pipeline may store it."""
-    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+    from tidesink.sinks.letters.topic import dead_letters_of
 
     locations = {}
     if keeps_bad_records(config):
@@ -477,7 +477,7 @@ class LettersTopic(NamedTuple):
 
 def letters_topic(config: Config) -> LettersTopic:
     """Ask the broker for the state of the dead letter topic. The result is empty if no topic is needed."""
-    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
+    from tidesink.sinks.letters.topic import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
         return LettersTopic()
@@ -518,7 +518,7 @@ def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan
 
     The reason comes from the table's status, because planning does not connect to the target.
     """
-    from tidesink.sinks.batch.control import PLACE
+    from tidesink.sinks.runtime.control import PLACE
     from tidesink.sinks.targets.base import Limit
 
     left = left_to_spark(status) if status is not None else ""
@@ -845,7 +845,7 @@ def _state_store(config: Config) -> str:
 
 
 def _dead_letters(config: Config) -> str:
-    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
+    from tidesink.sinks.letters.topic import check_topic, dead_letters_of
 
     topic = dead_letters_of(config).topic
     return f"{topic.place} {check_topic(topic).shown}"

@@ -47,7 +47,7 @@ from tidesink.events import fold_name
 
 if TYPE_CHECKING:
     from tidesink.events import TableId
-    from tidesink.sinks.batch.control import SnapshotControl, TableControl
+    from tidesink.sinks.runtime.control import SnapshotControl, TableControl
     from tidesink.sinks.snapshots.asked_keys import AskedKeys
     from tidesink.sinks.state.progress import StateStore
     from tidesink.source_database.key_bounds import Bound
@@ -252,7 +252,7 @@ def _check_contradiction(store: StateStore, config: Config, table: TableId, chan
     Raises:
         ConfigError: a rewind is requested, or the new request would replace a resync that deletes rows.
     """
-    from tidesink.sinks.batch.control import NOTHING_ASKED, read_controls
+    from tidesink.sinks.runtime.control import NOTHING_ASKED, read_controls
 
     control = read_controls(store, config.pipeline).get(table, NOTHING_ASKED)
     _refuse_contradiction(store, config, table, control, change(control.snapshot, 0))
@@ -350,7 +350,7 @@ def _shown_snapshots(
 
     Such a request is shown in place of the table's earlier snapshot, with the state ``requested``.
     """
-    from tidesink.sinks.batch.control import read_controls
+    from tidesink.sinks.runtime.control import read_controls
 
     with store_if_there(config) as store:
         if store is None:
@@ -406,7 +406,7 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
     Raises:
         ConfigError: a table does not exist.
     """
-    from tidesink.sinks.batch.control import read_controls
+    from tidesink.sinks.runtime.control import read_controls
 
     pipeline = config.pipeline
     recorded = [*(status.table for status in store.statuses(pipeline)), *read_controls(store, pipeline)]
@@ -444,7 +444,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
     Raises:
         ConfigError: a new request contradicts another request to the table.
     """
-    from tidesink.sinks.batch.control import SnapshotControl, change_control
+    from tidesink.sinks.runtime.control import SnapshotControl, change_control
 
     before = after = SnapshotControl()
     status = store.status_of(config.pipeline, table)

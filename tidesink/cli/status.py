@@ -37,15 +37,15 @@ from tidesink.codecs.open import CODECS
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, fold_name, physical_ms
-from tidesink.sinks.batch.counts import Account, Filtered
-from tidesink.sinks.batch.observers import EVERY_SECONDS, Mark, is_alive, read_mark
+from tidesink.sinks.laws.counts import Account, Filtered
+from tidesink.sinks.runtime.observers import EVERY_SECONDS, Mark, is_alive, read_mark
 from tidesink.sinks.state.failures import Failure, failure_in
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
     from tidesink.config.source import SourceSettings
-    from tidesink.sinks.batch.control import Controls, RewindControl, SnapshotControl, TableControl
-    from tidesink.sinks.batch.observers import TableReport
+    from tidesink.sinks.runtime.control import Controls, RewindControl, SnapshotControl, TableControl
+    from tidesink.sinks.runtime.observers import TableReport
     from tidesink.sinks.state.progress import Progress, StateStore, TableStatus
     from tidesink.sinks.worker.cuts import CutStatus
 
@@ -403,7 +403,7 @@ class _Stored(NamedTuple):
 
     @classmethod
     def _read(cls, config: Config, store: StateStore) -> _Stored:
-        from tidesink.sinks.batch.control import read_controls
+        from tidesink.sinks.runtime.control import read_controls
 
         pipeline = config.pipeline
         # Requests are read before the statuses, so that a request which the worker handles in between is not
@@ -890,7 +890,7 @@ def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
 
 def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
     """Return the wrong counts and the possibly missing deletes that stop a table, from its status."""
-    from tidesink.sinks.batch.control import BROKEN, MISSED
+    from tidesink.sinks.runtime.control import BROKEN, MISSED
 
     details = status.details if status is not None else {}
     return [details[kind] for kind in (BROKEN, MISSED) if kind in details]
@@ -902,7 +902,7 @@ def ask_tables(
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
     """Store a request for each table. If a table's request is not possible, no request is stored."""
-    from tidesink.sinks.batch.control import change_control
+    from tidesink.sinks.runtime.control import change_control
 
     with worked_with(config) as store:
         statuses = {status.table: status for status in store.statuses(config.pipeline)}
@@ -969,7 +969,7 @@ def accept_restored(
     Use this command after you restored the target from a backup. The next worker reads the records since the
     backup again from Kafka. After another restore, run the command again.
     """
-    from tidesink.sinks.batch.control import accept_restored
+    from tidesink.sinks.runtime.control import accept_restored
 
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store:

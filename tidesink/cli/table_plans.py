@@ -47,18 +47,18 @@ from tidesink.errors import (
 )
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.batch.decoders import RegisteredSchemas
-from tidesink.sinks.batch.schema_changes import possible_rename_of
-from tidesink.sinks.batch.schema_source import TypesFrom
+from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder
+from tidesink.sinks.decode.debezium_changes import KeyFacts
+from tidesink.sinks.decode.flat_avro import FlatAvroDecoder
+from tidesink.sinks.decode.plans import RegisteredSchemas
+from tidesink.sinks.decode.schema_source import TypesFrom
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, NO_STARTS, KafkaOffsets, Starts, TopicOffsets
-from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder
-from tidesink.sinks.plans.debezium_changes import KeyFacts
-from tidesink.sinks.plans.flat_avro import FlatAvroDecoder
+from tidesink.sinks.laws.modes import kept_shape, routed_shape
+from tidesink.sinks.schema_changes.decisions import possible_rename_of
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
-from tidesink.sinks.targets.modes import kept_shape, routed_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_path, quote_postgres
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name

@@ -18,15 +18,12 @@ import pyarrow as pa
 
 from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.events import Message, TableId, TableSchema
-from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import opened
-from tidesink.sinks.batch.schema_source import Decoding, Missed, ProjectedDecoding, SourceColumns, TypesFrom
 from tidesink.sinks.batch.source import raise_first
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.schema_source import Decoding, Missed, ProjectedDecoding, SourceColumns, TypesFrom
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchRange
 from tidesink.sinks.kafka.offsets import (
     NO_STARTS,
@@ -36,6 +33,9 @@ from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
     started_at,
 )
+from tidesink.sinks.laws.counts import BatchSummary
+from tidesink.sinks.runtime.context import RetryPolicy
+from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.target_schema import TargetSchema

@@ -39,8 +39,8 @@ from tidesink.config import Config, load_config
 from tidesink.config.fields import without_secrets
 from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError, with_table
 from tidesink.events import TableId
-from tidesink.sinks.batch import observers
-from tidesink.sinks.batch.observers import (
+from tidesink.sinks.runtime import observers
+from tidesink.sinks.runtime.observers import (
     BatchApplied,
     BatchStarted,
     StepRetried,

@@ -31,7 +31,7 @@ from tidesink.schema_registry import open_registry
 from tidesink.sinks.spark.jvm import spark_connector_jars
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.observers import Listener, RunReport
+    from tidesink.sinks.runtime.observers import Listener, RunReport
 
 
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,7 +12,7 @@ from tidesink.codecs.flat_avro.schema import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.targets.modes import HistoryNames, history_shape, kept_shape, log_shape
+from tidesink.sinks.laws.modes import HistoryNames, history_shape, kept_shape, log_shape
 
 
 def settings(mode: str) -> TableConfig:

@@ -15,7 +15,7 @@ from tidesink.cli.main import app
 from tidesink.cli.open_letters import note_open, noted, open_letters
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.kafka.dead_letters import RecordGroup
+from tidesink.sinks.letters.topic import RecordGroup
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -28,10 +28,10 @@ from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ChangeEvent, ColumnType, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import PlanSettings, SubjectSchemas
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import PlanSettings, SubjectSchemas
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.typemap.arrow_text import sets_clocks_back
 from tidesink.typemap.table import AmbiguousTime, ZeroDate

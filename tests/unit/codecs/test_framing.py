@@ -23,7 +23,21 @@ from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import (
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
+from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan
+from tidesink.sinks.decode.plans import (
+    DecodePlan,
+    RegisteredSchemas,
+    SubjectSchemas,
+    schema_id_of,
+    schema_ids,
+)
+from tidesink.sinks.decode.schema_source import Decoding, Missed
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.laws.counts import (
     BadRecord,
     BadRow,
     BatchSummary,
@@ -32,20 +46,6 @@ from tidesink.sinks.batch.counts import (
     UnplannedRecord,
     UnplannedSchemas,
 )
-from tidesink.sinks.batch.decoders import (
-    DecodePlan,
-    RegisteredSchemas,
-    SubjectSchemas,
-    schema_id_of,
-    schema_ids,
-)
-from tidesink.sinks.batch.schema_source import Decoding, Missed
-from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
-from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 

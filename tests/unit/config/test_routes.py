@@ -12,7 +12,7 @@ from tidesink.cli.table_plans import TablePlan
 from tidesink.config.models import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.targets.modes import routed_shape
+from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.worker.preflight import Goals, shown_target
 from tidesink.typemap.target_schema import Shard, shape_of
 

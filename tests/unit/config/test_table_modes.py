@@ -12,7 +12,7 @@ from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right, wro
 from tidesink.config.fields import TableMode
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, kept_shape, names_of
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, kept_shape, names_of
 
 
 def test_rows_are_kept_as_at_the_source_where_nothing_is_said() -> None:

@@ -13,8 +13,8 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import DdlEffects, RowChange, RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.row_ddl import decide_rows, is_decided, unfollowed
-from tidesink.sinks.batch.schema_changes import Policies
+from tidesink.sinks.schema_changes.decisions import Policies
+from tidesink.sinks.schema_changes.row_ddl import decide_rows, is_decided, unfollowed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress, from_json, to_json
 
 T, U = TableId("s", "t"), TableId("s", "u")

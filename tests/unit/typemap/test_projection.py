@@ -10,8 +10,8 @@ from tests.unit.config.samples import CANAL_JSON, changed, right, wrong
 from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.laws.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.sinks.targets.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
 from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import default_name, shape_of
 

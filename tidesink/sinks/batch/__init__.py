@@ -1,1 +1,1 @@
-"""One batch of one topic: tasks fetch, decode and reduce the records, then the driver applies the rows."""
+"""The tasks of a batch: they fetch, decode and reduce the records, in Spark or on rows of a database."""

@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import MARKS, ChangeTable
 from tidesink.events import Op
-from tidesink.sinks.batch.records import TableDecoder
-from tidesink.sinks.batch.reduce import row_keys
-from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
-from tidesink.sinks.targets.modes import (
+from tidesink.sinks.decode.records import TableDecoder
+from tidesink.sinks.decode.target_rows import TargetRows, key_type, row_type
+from tidesink.sinks.laws.modes import (
     COMMIT_TS,
     IMAGES_AN_EVENT,
     INDEX,
@@ -37,6 +36,7 @@ from tidesink.sinks.targets.modes import (
     WORDS,
     log_shape,
 )
+from tidesink.sinks.laws.reduce import row_keys
 from tidesink.typemap.target_schema import TargetColumn
 
 Flags = npt.NDArray[np.bool_]

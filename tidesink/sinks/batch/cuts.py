@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from tidesink.ddl.history import ddl_moment
 from tidesink.events import LOGICAL_BITS
-from tidesink.sinks.batch.counts import PartitionSummary, greatest, latest, least
-from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
+from tidesink.sinks.decode.records import DDL, WATERMARK, DecodedRecords
+from tidesink.sinks.laws.counts import PartitionSummary, greatest, latest, least
 from tidesink.sinks.state.progress import LastRecord, PartitionProgress, Progress, TopicProgress
 
 Marks = Mapping[int, int]

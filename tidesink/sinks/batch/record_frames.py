@@ -18,8 +18,8 @@ from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.codecs.compression import decompressed
 from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.records import Input, record_bytes
 from tidesink.sinks.batch.tasks import RangeTooLargeError, Work
+from tidesink.sinks.decode.records import Input, record_bytes
 from tidesink.sinks.kafka.fetch import FetchRange, last_record
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import ipc_stream

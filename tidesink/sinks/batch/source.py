@@ -7,7 +7,7 @@ columns: counts, hashes of keys, and errors.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,8 +22,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.batch import messages
 from tidesink.errors import ContextValue
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
-from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.record_frames import (
     ANSWER_DDL,
     Question,
@@ -33,8 +31,10 @@ from tidesink.sinks.batch.record_frames import (
 )
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
+from tidesink.sinks.decode.filtering import CHUNK
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.laws.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.spark.errors import Reporting, raised_passing_failures, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.sinks.targets.base import StagedPart
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import TableConfig
-    from tidesink.sinks.batch.schema_changes import SchemaDecision
     from tidesink.sinks.batch.tasks import Fetch
+    from tidesink.typemap.target_schema import TargetSchema
 
 
 R = TypeVar("R")
@@ -457,16 +457,16 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
 # The rows that a target gets
 
 
-def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """Removes the columns that are not written to the target from the rows to apply, and returns the rows."""
-    if not schema_decision.omitted:
+def omitting(frame: DataFrame, omitted: Collection[str], given: TargetSchema) -> DataFrame:
+    """Returns the rows to apply without the columns ``omitted``. ``given``: the other columns."""
+    if not omitted:
         return frame
     after = F.col("after")
-    given = [after.getField(column.name).alias(column.name) for column in schema_decision.given.columns]
-    changed = {"after": F.when(after.isNotNull(), F.struct(*given))}
+    fields = [after.getField(column.name).alias(column.name) for column in given.columns]
+    changed = {"after": F.when(after.isNotNull(), F.struct(*fields))}
     if "_kept" in frame.columns:
-        omitted = F.array(*(F.lit(name) for name in schema_decision.omitted))
-        changed["_kept"] = F.array_except("_kept", omitted)
+        names = F.array(*(F.lit(name) for name in omitted))
+        changed["_kept"] = F.array_except("_kept", names)
     return frame.withColumns(changed)
 
 

@@ -43,11 +43,11 @@ from tidesink.codecs.batch import (
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, Op, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
-from tidesink.sinks.batch.records import DecodedRecords, Input, TableDecoder
-from tidesink.sinks.batch.reduce import Reduction
-from tidesink.sinks.batch.target_rows import DroppedNow
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.records import DecodedRecords, Input, TableDecoder
+from tidesink.sinks.decode.target_rows import DroppedNow
+from tidesink.sinks.laws.reduce import Reduction
 from tidesink.source_database.base import (
     KeyTexts,
     SourceDialect,

@@ -12,7 +12,18 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
-from tidesink.sinks.batch.counts import (
+from tidesink.sinks.decode.plans import schema_id_of
+from tidesink.sinks.decode.records import (
+    BAD,
+    DDL,
+    FILTERED_KINDS,
+    TRUNCATE,
+    UNPLANNED,
+    WATERMARK,
+    DecodedRecords,
+    OtherRecord,
+)
+from tidesink.sinks.laws.counts import (
     BadRecord,
     BadRow,
     BatchSummary,
@@ -29,19 +40,8 @@ from tidesink.sinks.batch.counts import (
     greatest,
     least,
 )
-from tidesink.sinks.batch.decoders import schema_id_of
-from tidesink.sinks.batch.records import (
-    BAD,
-    DDL,
-    FILTERED_KINDS,
-    TRUNCATE,
-    UNPLANNED,
-    WATERMARK,
-    DecodedRecords,
-    OtherRecord,
-)
-from tidesink.sinks.batch.reduce import Reduction, unmatched_rows
-from tidesink.sinks.batch.schema_rows import RowSpan, span_of
+from tidesink.sinks.laws.reduce import Reduction, unmatched_rows
+from tidesink.sinks.laws.schema_rows import RowSpan, span_of
 from tidesink.typemap.target_schema import TargetSchema
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")

@@ -10,7 +10,7 @@ log: one row per image of an event), and converts the rows into the target's col
 The results are rows of ``PACKED_DDL``: counts for the driver, and payloads. A payload is an Arrow IPC stream
 of rows in the columns of ``reduced_schema``. Rows to apply do not pass through the driver. If the target can
 stage rows (``RangeTask.sink``), the task sends them to the target, and payloads contain only other events.
-With a row filter the task has two halves, and Spark evaluates the filter between them (``batch.filtering``).
+With a row filter the task has two halves, and Spark evaluates the filter between them (``decode.filtering``).
 
 Under ``sequence_by: kafka`` all events of a key are in one partition, so each range is reduced on its own.
 ``mixed_hashes`` detects keys in two partitions.
@@ -33,11 +33,11 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
-from tidesink.sinks.batch.counts import TopicPartition
 from tidesink.sinks.batch.cuts import up_to_bound
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
-from tidesink.sinks.batch.records import (
+from tidesink.sinks.batch.summaries import range_summary, truncated
+from tidesink.sinks.decode.filtering import Verdicts, decoded_chunk, verdicts_of
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.records import (
     COUNTED_KINDS,
     UNPLANNED,
     DecodedRecords,
@@ -45,7 +45,12 @@ from tidesink.sinks.batch.records import (
     OtherRecord,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import (
+from tidesink.sinks.decode.target_rows import event_words, key_type, row_type
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.laws.counts import TopicPartition
+from tidesink.sinks.laws.modes import INDEX
+from tidesink.sinks.laws.reduce import (
     WARNING,
     Order,
     ReducedTable,
@@ -54,13 +59,8 @@ from tidesink.sinks.batch.reduce import (
     name_lists,
     reduce_tables,
 )
-from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import event_words, key_type, row_type
-from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import RowSink
-from tidesink.sinks.targets.modes import INDEX
 
 # Fetches the records of a range, as ``sinks.kafka.fetch`` does. Pickled and sent to the tasks.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]

@@ -33,7 +33,7 @@ from tidesink.typemap.target_schema import TargetColumn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
     from tidesink.sinks.targets.lake.cuts import Cut
 

@@ -28,7 +28,7 @@ from tidesink.typemap.target_schema import TargetColumn, quoted, wider_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn, Limit
 
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from tidesink.config import Config
 from tidesink.errors import TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, folding
-from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
-from tidesink.sinks.batch.observers import Listeners
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, unpacked_ranges
 from tidesink.sinks.batch.source_rows import SourceDecoder, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
@@ -31,6 +29,8 @@ from tidesink.sinks.diff.comparison import (
 )
 from tidesink.sinks.diff.copies import CopyComparison
 from tidesink.sinks.diff.table_copy import REFUSED, TableCopy, Tell
+from tidesink.sinks.runtime.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
+from tidesink.sinks.runtime.observers import Listeners
 from tidesink.sinks.snapshots.parts import all_ranges, open_source_database
 from tidesink.sinks.snapshots.source_keys import (
     KeyedRows,
@@ -49,7 +49,7 @@ from tidesink.typemap.target_schema import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.diff.comparison import ChooseCut
     from tidesink.sinks.kafka.offsets import TopicOffsets
     from tidesink.sinks.targets.base import TableReader

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
 from tidesink.sinks.batch.source import checkpointed
-from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
+from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.snapshots.source_keys import open_target_reader
@@ -29,7 +29,7 @@ from tidesink.sinks.worker.starts import known_start
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.decode.plans import DecodePlan
 
 _POLL_SECONDS: Final = 0.5
 REFUSED: Final = "The table cannot be compared. "

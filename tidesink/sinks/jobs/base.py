@@ -7,8 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from tidesink.sinks.batch.context import FAILPOINTS
-from tidesink.sinks.batch.counts import (
+from tidesink.sinks.batch.cuts import topic_after
+from tidesink.sinks.jobs.executor import Executor, TaskResults, check_counted, released_on_error
+from tidesink.sinks.kafka.leader_epochs import follows
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.laws.counts import (
     Account,
     BadRecord,
     Filtered,
@@ -17,29 +20,26 @@ from tidesink.sinks.batch.counts import (
     account_of,
     greatest,
 )
-from tidesink.sinks.batch.cuts import topic_after
-from tidesink.sinks.batch.row_ddl import RowDecision
-from tidesink.sinks.batch.schema_changes import Accepted, KnownColumns, Pending, Policies, SettledNames
-from tidesink.sinks.jobs.executor import Executor, TaskResults, check_counted, released_on_error
-from tidesink.sinks.kafka.leader_epochs import follows
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.laws.modes import names_of
+from tidesink.sinks.runtime.context import FAILPOINTS
+from tidesink.sinks.schema_changes.decisions import Accepted, KnownColumns, Pending, Policies, SettledNames
+from tidesink.sinks.schema_changes.row_ddl import RowDecision
 from tidesink.sinks.state.progress import LastRecord, Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import StagedPart, TargetTable
-from tidesink.sinks.targets.modes import names_of
 
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
     from tidesink.ddl.row_changes import RowDdl
-    from tidesink.sinks.batch.context import WorkerContext
-    from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
-    from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.records import EventRules, Input
-    from tidesink.sinks.batch.schema_changes import SchemaDecision
-    from tidesink.sinks.batch.schema_source import Decoding
     from tidesink.sinks.batch.source import KafkaRead, RecordReader
     from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.decode.plans import DecodePlan
+    from tidesink.sinks.decode.records import EventRules, Input
+    from tidesink.sinks.decode.schema_source import Decoding
+    from tidesink.sinks.laws.counts import BatchSummary, PartitionSummary
+    from tidesink.sinks.laws.modes import HistoryNames
+    from tidesink.sinks.runtime.context import WorkerContext
+    from tidesink.sinks.schema_changes.decisions import SchemaDecision
     from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-    from tidesink.sinks.targets.modes import HistoryNames
 
 
 @dataclass(frozen=True)

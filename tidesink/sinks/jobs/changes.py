@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tidesink.errors import MixedPartitionsError, SchemaMismatchError
-from tidesink.sinks.batch.reduce import mixed_message
-from tidesink.sinks.batch.schema_source import Decoding, Missed
-from tidesink.sinks.batch.shared_reads import TableRecords
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_source import Decoding, Missed
 from tidesink.sinks.jobs.base import (
     Again,
     Attempt,
@@ -29,12 +27,14 @@ from tidesink.sinks.jobs.base import (
     without_records,
 )
 from tidesink.sinks.kafka.offsets import cut_before
+from tidesink.sinks.laws.reduce import mixed_message
+from tidesink.sinks.runtime.shared_reads import TableRecords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidesink.sinks.batch.row_ddl import RowDecision
     from tidesink.sinks.batch.source import RecordReader
+    from tidesink.sinks.schema_changes.row_ddl import RowDecision
     from tidesink.sinks.state.progress import LastRecord, Progress
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.counts import BatchSummary
     from tidesink.sinks.batch.source import KafkaRead, RecordReader
     from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.laws.counts import BatchSummary
     from tidesink.sinks.targets.base import StagedPart
 
 

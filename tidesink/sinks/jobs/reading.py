@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from tidesink.errors import SchemaMismatchError, SchemaRefusedError
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.row_ddl import RowDecision, decide_rows, up_to
-from tidesink.sinks.batch.schema_changes import (
-    SchemaDecision,
-    decide_changes,
-    settle_names,
-    source_columns_of,
-)
 from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.decode.records import EventRules
 from tidesink.sinks.jobs.base import (
     Again,
     Attempt,
@@ -41,14 +34,21 @@ from tidesink.sinks.jobs.base import (
 )
 from tidesink.sinks.jobs.executor import released_on_error
 from tidesink.sinks.kafka.offsets import halved
+from tidesink.sinks.laws.modes import kept_shape
+from tidesink.sinks.schema_changes.decisions import (
+    SchemaDecision,
+    decide_changes,
+    settle_names,
+    source_columns_of,
+)
+from tidesink.sinks.schema_changes.row_ddl import RowDecision, decide_rows, up_to
 from tidesink.sinks.targets.base import RowFormat, RowSink, StagingTable
-from tidesink.sinks.targets.modes import kept_shape
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.context import Failpoints
-    from tidesink.sinks.batch.counts import BadRecord
-    from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.schema_source import SourceColumns
+    from tidesink.sinks.decode.plans import DecodePlan
+    from tidesink.sinks.decode.schema_source import SourceColumns
+    from tidesink.sinks.laws.counts import BadRecord
+    from tidesink.sinks.runtime.context import Failpoints
     from tidesink.typemap.target_schema import TargetSchema
 
 # Each new plan has more schemas than the previous one. A batch that still needs more after this number of

@@ -12,7 +12,7 @@ The steps:
 6. evolved: the target has the columns of the batch.
 7. rejected: the dead letters are written.
 8. committed: the target has the rows and the progress.
-9. accounted: the counts of the batch add up (``batch.counts``).
+9. accounted: the counts of the batch add up (``laws.counts``).
 
 All steps up to 7 can be repeated without applying a change twice. After step 8, no step of the batch is
 repeated. A job without records has the steps 1, 5, 6, 8 and 9. If DDL empties the table, such a job
@@ -30,11 +30,6 @@ import structlog
 
 from tidesink.errors import CommitUnknownError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account, filtered_of
-from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
-from tidesink.sinks.batch.observers import BatchApplied
-from tidesink.sinks.batch.row_ddl import RowDecision
-from tidesink.sinks.batch.schema_changes import SchemaDecision, SettledNames
 from tidesink.sinks.batch.source import KafkaRead, omitting, rows_to_write, translated_read_errors
 from tidesink.sinks.jobs.base import (
     BatchOutcome,
@@ -49,7 +44,14 @@ from tidesink.sinks.jobs.base import (
     Waits,
 )
 from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps, reads_again
-from tidesink.sinks.kafka.dead_letters import LetterStamp
+from tidesink.sinks.laws.counts import Account, filtered_of
+from tidesink.sinks.laws.modes import kept_shape
+from tidesink.sinks.letters.tasks import write_bad_records
+from tidesink.sinks.letters.topic import LetterStamp
+from tidesink.sinks.runtime.observers import BatchApplied
+from tidesink.sinks.runtime.stored_ddl import keep_ddl
+from tidesink.sinks.schema_changes.decisions import SchemaDecision, SettledNames
+from tidesink.sinks.schema_changes.row_ddl import RowDecision
 from tidesink.sinks.targets.base import (
     ApplyHooks,
     ApplyOptions,
@@ -59,7 +61,6 @@ from tidesink.sinks.targets.base import (
     StagedRowsRefusedError,
     nothing,
 )
-from tidesink.sinks.targets.modes import kept_shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -372,9 +373,8 @@ class BatchRun:
     def _frame(self, reduction: Reduction, decision: SchemaDecision) -> DataFrame:
         """Returns a frame of the rows to write, without the columns that the schema decision excludes."""
         settings = self._services.settings
-        return omitting(
-            rows_to_write(reduction.results.frame, reduction.summary.counts.rows, settings), decision
-        )
+        rows = rows_to_write(reduction.results.frame, reduction.summary.counts.rows, settings)
+        return omitting(rows, decision.omitted, decision.given)
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:

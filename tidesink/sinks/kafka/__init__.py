@@ -1,1 +1,1 @@
-"""Kafka as the source of batches and the store of dead letters: consumers, offsets, and Arrow batches."""
+"""Kafka as the source of batches: consumers, offsets, and Arrow batches."""

@@ -26,18 +26,18 @@ from tidesink.ddl.history import reads_same
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, TableId, TableSchema, fold_name
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.schema_source import (
+from tidesink.sinks.decode.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan
+from tidesink.sinks.decode.schema_source import (
     Missed,
     Renamed,
     SourceColumns,
     TypesFrom,
     declared_table,
 )
-from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, growing_parts
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.laws.counts import BatchSummary
+from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.schema_sources.database_types import DatabaseTypes, created_by, look_into
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.parts import DecodingParts

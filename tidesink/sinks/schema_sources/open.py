@@ -14,8 +14,8 @@ from typing import Final
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
+from tidesink.sinks.decode.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, started_at
 from tidesink.sinks.schema_sources.parts import DecodingParts
 

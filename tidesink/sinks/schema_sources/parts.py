@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidesink.config import Config
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
-from tidesink.sinks.batch.filtering import FilterCheck, check_condition
 from tidesink.sinks.batch.source import SparkReader, TopicReader
-from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.decode.filtering import FilterCheck, check_condition
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.runtime.context import RetryPolicy, WorkerContext
+from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.state.progress import StatusStore
 
 if TYPE_CHECKING:

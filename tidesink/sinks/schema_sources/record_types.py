@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import Message, TableId, TableSchema
-from tidesink.sinks.plans.debezium_json import (
+from tidesink.sinks.decode.debezium_json import (
     JsonWriter,
     Writers,
     first_writer,

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan, extreme
+from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan, extreme
 from tidesink.sinks.state.documents import DocumentKind
 
 # Number of the newest schemas whose rows are tracked. 200 schemas in 100 partitions took 1 MB.

@@ -41,18 +41,25 @@ from tidesink.errors import (
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
-from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, UnplannedRecord
-from tidesink.sinks.batch.decoders import (
+from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
+from tidesink.sinks.decode.debezium_changes import DatabaseFacts
+from tidesink.sinks.decode.debezium_json import (
+    JsonWriter,
+    Writers,
+    debezium_json_plan,
+    first_writer,
+    writer_of,
+)
+from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
+from tidesink.sinks.decode.plans import (
     UNDER_CONFLUENT,
     DecodePlan,
     SubjectSchemas,
     record_ids_in_headers,
     schema_id_of,
 )
-from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
-from tidesink.sinks.batch.schema_source import Missed, TypesFrom, declared_table
-from tidesink.sinks.batch.target_rows import DroppedById
+from tidesink.sinks.decode.schema_source import Missed, TypesFrom, declared_table
+from tidesink.sinks.decode.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import (
     NO_STARTS,
     OffsetRange,
@@ -61,16 +68,9 @@ from tidesink.sinks.kafka.offsets import (
     growing_parts,
     plan_ranges,
 )
-from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
-from tidesink.sinks.plans.debezium_changes import DatabaseFacts
-from tidesink.sinks.plans.debezium_json import (
-    JsonWriter,
-    Writers,
-    debezium_json_plan,
-    first_writer,
-    writer_of,
-)
-from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
+from tidesink.sinks.laws.counts import BadRecord, BatchSummary, UnplannedRecord
+from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
+from tidesink.sinks.runtime.context import RetryPolicy
 from tidesink.sinks.schema_sources.database_types import (
     AskedIdentity,
     database_connector,

@@ -32,11 +32,7 @@ from tidesink.config import Config, TableConfig
 from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import SnapshotControl, change_control
 from tidesink.sinks.batch.cuts import is_outside
-from tidesink.sinks.batch.records import EventRules, TableDecoder
-from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source_rows import (
     OPTION,
     ColumnGap,
@@ -52,6 +48,8 @@ from tidesink.sinks.batch.source_rows import (
     source_plan,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.decode.records import EventRules, TableDecoder
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.jobs.base import (
     Again,
     Attempt,
@@ -70,6 +68,8 @@ from tidesink.sinks.jobs.base import (
 )
 from tidesink.sinks.jobs.changes import check_partitions
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys
 from tidesink.sinks.snapshots.source_keys import (
     KEYS_A_QUERY,
@@ -92,10 +92,10 @@ from tidesink.source_database.key_bounds import Bound, checked_bounds, from_list
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from tidesink.sinks.batch.counts import BadRow
-    from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.schema_source import Decoding
+    from tidesink.sinks.decode.plans import DecodePlan
+    from tidesink.sinks.decode.schema_source import Decoding
     from tidesink.sinks.jobs.executor import TaskResults
+    from tidesink.sinks.laws.counts import BadRow
     from tidesink.sinks.targets.base import ReducedBatch
 
 _log = structlog.get_logger("tidesink.worker")

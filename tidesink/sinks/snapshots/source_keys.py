@@ -25,7 +25,6 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import ColumnType, TableId, fold_name
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader
 from tidesink.sinks.batch.source_rows import (
@@ -37,6 +36,7 @@ from tidesink.sinks.batch.source_rows import (
     SourceRows,
 )
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.runtime.context import RetryPolicy, WorkerContext
 from tidesink.sinks.spark.errors import Reporting, raised_task_errors
 from tidesink.sinks.targets.base import ReadableTarget
 from tidesink.source_database.key_bounds import from_lists
@@ -47,8 +47,8 @@ from tidesink.typemap.values import unchanged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn, Limit
     from tidesink.sinks.targets.base import TableReader
     from tidesink.source_database.base import KeyTexts, StoredTable

@@ -34,8 +34,8 @@ from tidesink.sinks.batch.source_rows import (
     rows_of,
     source_plan,
 )
-from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.target_rows import TargetRows
 from tidesink.sinks.jobs.base import Attempt, Inputs, SinkWish
 from tidesink.sinks.snapshots.parts import SnapshotPart, all_ranges, least_position, open_source_database
 from tidesink.sinks.snapshots.source_keys import (
@@ -57,8 +57,8 @@ from tidesink.typemap.target_schema import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn
 
 _UNREADABLE: Final = (

@@ -27,10 +27,10 @@ MODULES: Final = (
     "pyarrow.compute",
     "tidesink.sinks.batch.tasks",
     "tidesink.sinks.kafka.fetch",
-    "tidesink.sinks.plans.flat_avro",
-    "tidesink.sinks.plans.canal_json",
-    "tidesink.sinks.plans.debezium_avro",
-    "tidesink.sinks.plans.debezium_json",
+    "tidesink.sinks.decode.flat_avro",
+    "tidesink.sinks.decode.canal_json",
+    "tidesink.sinks.decode.debezium_avro",
+    "tidesink.sinks.decode.debezium_json",
 )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tidesink.config import Config, TargetSettings
     from tidesink.config.fields import ChangeKind
     from tidesink.config.targets import TargetFeature
+    from tidesink.sinks.laws.modes import HistoryNames
     from tidesink.sinks.state.progress import StateStore
-    from tidesink.sinks.targets.modes import HistoryNames
     from tidesink.typemap.target_schema import TargetColumn
 
 
@@ -114,7 +114,7 @@ class ApplyOptions:
 
     ``mode``: the table's mode. Under ``upsert`` the rows are merged by key. Under ``append`` the rows come
         from ``batch.change_log``: all of them are upserts with new keys, so they are only inserted. Under
-        ``history`` each row begins or ends a version; ``targets.modes`` describes the rules.
+        ``history`` each row begins or ends a version; ``laws.modes`` describes the rules.
     ``delete_mode``: whether a delete removes the stored row (``hard``) or marks it as deleted (``soft``).
     ``on_delete``: under ``deletes: soft``, the columns that a delete updates in addition to the deletion
         mark. The ``after`` of a delete then has only these columns and is not null.

@@ -13,8 +13,6 @@ from typing import Final
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, SourceError, with_table
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import Pauses, Unaccepted
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, cut_error
 from tidesink.sinks.kafka.offsets import (
@@ -25,6 +23,8 @@ from tidesink.sinks.kafka.offsets import (
     check_continuity,
     made_again,
 )
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import Pauses, Unaccepted
 from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import LastRecord, StateStore, TopicProgress
 

@@ -10,11 +10,11 @@ import structlog
 
 from tidesink.errors import TidesinkError
 from tidesink.events import LOGICAL_BITS, TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import PLACE
-from tidesink.sinks.batch.counts import Account, Filtered
 from tidesink.sinks.jobs.base import BatchOutcome
 from tidesink.sinks.kafka.compaction import CaughtUp
+from tidesink.sinks.laws.counts import Account, Filtered
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import PLACE
 from tidesink.sinks.state.progress import Progress, Rank, TableStatus
 from tidesink.sinks.targets.base import Collected, SequencedTable
 

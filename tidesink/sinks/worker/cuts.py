@@ -23,10 +23,10 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.sinks.batch.context import WorkerContext, may_pass
 from tidesink.sinks.batch.cuts import marks_at, stands_at
-from tidesink.sinks.batch.observers import StillAtWork
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, started_at
+from tidesink.sinks.runtime.context import WorkerContext, may_pass
+from tidesink.sinks.runtime.observers import StillAtWork
 from tidesink.sinks.state.documents import DocumentKind
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable

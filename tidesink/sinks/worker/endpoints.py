@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.batch.observers import ALIVE_SECONDS, Turned, WorkerEvent
+from tidesink.sinks.runtime.observers import ALIVE_SECONDS, Turned, WorkerEvent
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

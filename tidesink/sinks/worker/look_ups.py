@@ -24,10 +24,10 @@ from tidesink.config.models import topic_tables
 from tidesink.config.table_checks import loads_quiet_tables, quiet_tables, topic_without_records
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.batch.source import SparkReader
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
+from tidesink.sinks.runtime.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.spark.session import start_thread

@@ -11,17 +11,17 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import Pauses, check_not_restored
-from tidesink.sinks.batch.schema_changes import KnownColumns
-from tidesink.sinks.batch.schema_source import Decoding
+from tidesink.sinks.decode.schema_source import Decoding
 from tidesink.sinks.jobs.base import BatchOutcome, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets, topic_progress
+from tidesink.sinks.laws.modes import first_shape
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import Pauses, check_not_restored
+from tidesink.sinks.schema_changes.decisions import KnownColumns
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
-from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.counters import TableCounters, Tombstones
 from tidesink.sinks.worker.starts import Start
@@ -29,7 +29,7 @@ from tidesink.sinks.worker.starts import Start
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.decode.plans import DecodePlan
 
 _log = structlog.get_logger("tidesink.worker")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
-from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, without_records
@@ -24,6 +22,8 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     waiting_records,
 )
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.snapshots.parts import Snapshot
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.continuity import late_start

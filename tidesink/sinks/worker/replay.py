@@ -19,23 +19,6 @@ import numpy.typing as npt
 from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
-from tidesink.sinks.batch.control import NOTHING_ASKED, Pauses, read_controls
-from tidesink.sinks.batch.counts import Account, BatchSummary, EventCounts, account_of
-from tidesink.sinks.batch.letters import (
-    Bounds,
-    EventKeys,
-    LetterFetch,
-    LetterReader,
-    LetterRows,
-    SortedLetters,
-    event_places,
-    faults_in,
-    limited_reads,
-    offsets_by_partition,
-    sorted_letters,
-)
-from tidesink.sinks.batch.observers import ALIVE_SECONDS, Heartbeat, is_alive, seconds_since_beat
 from tidesink.sinks.batch.source import KafkaRead, KafkaSource, RecordReader
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import (
@@ -55,13 +38,30 @@ from tidesink.sinks.jobs.base import (
 from tidesink.sinks.jobs.changes import check_partitions, missed
 from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults, check_counted, released_on_error
 from tidesink.sinks.jobs.run import run_batch
-from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Letter, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     OffsetRange,
     TopicOffsets,
     topic_progress,
 )
+from tidesink.sinks.laws.counts import Account, BatchSummary, EventCounts, account_of
+from tidesink.sinks.letters.tasks import (
+    Bounds,
+    EventKeys,
+    LetterFetch,
+    LetterReader,
+    LetterRows,
+    SortedLetters,
+    event_places,
+    faults_in,
+    limited_reads,
+    offsets_by_partition,
+    sorted_letters,
+)
+from tidesink.sinks.letters.topic import Chosen, DeadLetters, Letter, Outcome
+from tidesink.sinks.runtime.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
+from tidesink.sinks.runtime.control import NOTHING_ASKED, Pauses, read_controls
+from tidesink.sinks.runtime.observers import ALIVE_SECONDS, Heartbeat, is_alive, seconds_since_beat
 from tidesink.sinks.snapshots.asked_keys import load_keys
 from tidesink.sinks.snapshots.parts import Snapshot
 from tidesink.sinks.snapshots.source_keys import (
@@ -81,9 +81,9 @@ from tidesink.sinks.worker.run import assembled
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.row_ddl import RowDecision
-    from tidesink.sinks.batch.schema_changes import SchemaDecision
-    from tidesink.sinks.batch.schema_source import Decoding
+    from tidesink.sinks.decode.schema_source import Decoding
+    from tidesink.sinks.schema_changes.decisions import SchemaDecision
+    from tidesink.sinks.schema_changes.row_ddl import RowDecision
     from tidesink.sinks.spark.digests import ComparedColumn, Limit
     from tidesink.sinks.state.progress import Progress
     from tidesink.sinks.targets.base import ApplyResult, StagedPart

@@ -25,7 +25,11 @@ from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError, SparkEndedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.batch.context import (
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import KafkaFetch
+from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+from tidesink.sinks.letters.topic import dead_letters_of
+from tidesink.sinks.runtime.context import (
     Failpoints,
     RetryPolicy,
     StopFlag,
@@ -34,8 +38,8 @@ from tidesink.sinks.batch.context import (
     signals_kept,
     stop_on_signals,
 )
-from tidesink.sinks.batch.control import Requests, TableControl
-from tidesink.sinks.batch.observers import (
+from tidesink.sinks.runtime.control import Requests, TableControl
+from tidesink.sinks.runtime.observers import (
     Heartbeat,
     Listener,
     Listeners,
@@ -43,11 +47,7 @@ from tidesink.sinks.batch.observers import (
     Turned,
     Waiting,
 )
-from tidesink.sinks.batch.shared_reads import Topics
-from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.dead_letters import dead_letters_of
-from tidesink.sinks.kafka.fetch import KafkaFetch
-from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.spark.session import cancel_jobs, check_jvm, session_of, start_thread, threads_tagged
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA

@@ -20,11 +20,13 @@ from typing import Final
 from tidesink.config import TableConfig
 from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import SnapshotControl, change_control
-from tidesink.sinks.batch.row_ddl import change_of, decided_statements, not_applied, shown_together
-from tidesink.sinks.batch.schema_change_topic import SourceStatement
-from tidesink.sinks.batch.schema_changes import (
+from tidesink.sinks.batch.source_rows import OPTION
+from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import SnapshotControl, change_control
+from tidesink.sinks.schema_changes.connector_topic import SourceStatement
+from tidesink.sinks.schema_changes.decisions import (
     Accepted,
     Chosen,
     DecidedChange,
@@ -33,9 +35,7 @@ from tidesink.sinks.batch.schema_changes import (
     SchemaDecision,
     chosen_of,
 )
-from tidesink.sinks.batch.source_rows import OPTION
-from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
-from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.schema_changes.row_ddl import change_of, decided_statements, not_applied, shown_together
 from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
 from tidesink.source_database.database import stored_table, translated

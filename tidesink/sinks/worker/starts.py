@@ -26,9 +26,9 @@ import msgspec
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import PLACE
 from tidesink.sinks.kafka.offsets import NO_STARTS, KafkaOffsets, Starts, TopicOffsets, is_other_topic
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import PLACE
 from tidesink.sinks.state.documents import DocumentKind, list_key
 from tidesink.sinks.state.progress import Rank, StateStore
 

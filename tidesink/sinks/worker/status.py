@@ -20,15 +20,15 @@ from tidesink.errors import (
     error_text,
     with_table,
 )
-from tidesink.sinks.batch.context import Cooldown, WorkerContext
-from tidesink.sinks.batch.control import PLACE
-from tidesink.sinks.batch.counts import passed
-from tidesink.sinks.batch.observers import TableChanged
-from tidesink.sinks.batch.row_ddl import unfollowed
-from tidesink.sinks.batch.schema_changes import Pending, Policies, pending_of
 from tidesink.sinks.batch.tasks import Fetch
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, waiting_records
+from tidesink.sinks.laws.counts import passed
+from tidesink.sinks.runtime.context import Cooldown, WorkerContext
+from tidesink.sinks.runtime.control import PLACE
+from tidesink.sinks.runtime.observers import TableChanged
+from tidesink.sinks.schema_changes.decisions import Pending, Policies, pending_of
+from tidesink.sinks.schema_changes.row_ddl import unfollowed
 from tidesink.sinks.snapshots.parts import Snapshot
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.failures import Failure, failure_in

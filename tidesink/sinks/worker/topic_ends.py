@@ -9,8 +9,8 @@ from typing import Final
 
 from tidesink.errors import SourceError
 from tidesink.events import Event, Message
-from tidesink.sinks.batch.context import StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look
+from tidesink.sinks.runtime.context import StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.watermarks import codec_of
 

@@ -14,10 +14,10 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
-from tidesink.sinks.batch.schema_source import Missed
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.laws.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.target_schema import TargetColumn

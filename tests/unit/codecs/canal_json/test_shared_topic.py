@@ -15,8 +15,8 @@ from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.spark.payloads import unpack
 
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9))")

@@ -14,9 +14,9 @@ from tests.spark.decoded import decode_here
 from tidesink.codecs.debezium.remarks import ROUTED
 from tidesink.errors import ConfigError
 from tidesink.events import Message
-from tidesink.sinks.batch.decoders import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
-from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
-from tidesink.sinks.plans.debezium_changes import DatabaseFacts
+from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
+from tidesink.sinks.decode.debezium_changes import DatabaseFacts
+from tidesink.sinks.decode.plans import DEFAULT_SETTINGS, DecodePlan, PlanSettings, SubjectSchemas
 from tidesink.source_database.base import ReplicaIdentity
 
 Json = dict[str, Any]

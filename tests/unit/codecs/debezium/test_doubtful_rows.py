@@ -20,15 +20,15 @@ from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, TidesinkError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
-from tidesink.sinks.plans.debezium_changes import DatabaseFacts, KeyFacts
-from tidesink.sinks.plans.debezium_json import (
+from tidesink.sinks.decode.debezium_changes import DatabaseFacts, KeyFacts
+from tidesink.sinks.decode.debezium_json import (
     JsonWriter,
     Writers,
     debezium_json_plan,
     first_writer,
 )
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.schema_sources.database_types import AskedIdentity
 from tidesink.source_database.base import ReplicaIdentity, StoredTable
 

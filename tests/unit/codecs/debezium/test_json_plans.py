@@ -28,11 +28,8 @@ from tidesink.codecs.options import DebeziumOptions
 from tidesink.config.models import Definition
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
-from tidesink.sinks.batch.schema_source import declared_table
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_json import (
+from tidesink.sinks.decode.debezium_json import (
     JsonWriter,
     Place,
     Writers,
@@ -40,6 +37,9 @@ from tidesink.sinks.plans.debezium_json import (
     first_writer,
     writer_of,
 )
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
+from tidesink.sinks.decode.schema_source import declared_table
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.projection import Projection, project

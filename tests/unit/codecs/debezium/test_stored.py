@@ -16,7 +16,7 @@ from tidesink.codecs.debezium.values import wire_reader, wire_type
 from tidesink.codecs.options import BinaryHandling, DebeziumModes
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, debezium_json_plan
+from tidesink.sinks.decode.debezium_json import JsonWriter, Writers, debezium_json_plan
 from tidesink.typemap.mysql_types import parse_sql_type
 
 MODES: Final = DebeziumModes()

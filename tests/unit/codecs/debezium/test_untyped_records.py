@@ -23,12 +23,12 @@ from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
-from tidesink.sinks.batch.counts import BatchSummary, UnplannedSchemas
-from tidesink.sinks.batch.schema_source import Missed
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.debezium_json import untyped_refusal
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_json import untyped_refusal
+from tidesink.sinks.laws.counts import BatchSummary, UnplannedSchemas
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.schema_sources.database_types import DatabaseColumns
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.record_types import RecordTypes

@@ -18,7 +18,6 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import BatchSummary, TopicPartition, account_of
 from tidesink.sinks.batch.cuts import (
     least_bound,
     next_bound,
@@ -27,11 +26,12 @@ from tidesink.sinks.batch.cuts import (
     starts,
     topic_after,
 )
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.row_ddl import up_to
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.records import EventRules
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.laws.counts import BatchSummary, TopicPartition, account_of
+from tidesink.sinks.schema_changes.row_ddl import up_to
 from tidesink.sinks.state.progress import (
     LastRecord,
     PartitionProgress,

@@ -33,25 +33,25 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import BatchSummary, TopicPartition
-from tidesink.sinks.batch.decoders import (
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan
+from tidesink.sinks.decode.plans import (
     DecodePlan,
     PlanSettings,
     RegisteredSchemas,
     SideSchemas,
     SubjectSchemas,
 )
-from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder
-from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
-from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
+from tidesink.sinks.decode.records import NO_RULES, EventRules, TableDecoder
+from tidesink.sinks.decode.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
-from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
+from tidesink.sinks.laws.counts import BatchSummary, TopicPartition
+from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
-from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Projection, project
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (

@@ -12,9 +12,6 @@ import pytest
 from tests.unit.sinks.batch.test_range_tasks import summary
 from tidesink.errors import TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.counts import BadRow
-from tidesink.sinks.batch.decoders import PlanSettings
-from tidesink.sinks.batch.records import Input
 from tidesink.sinks.batch.source_rows import (
     KeyRange,
     KeySet,
@@ -25,7 +22,10 @@ from tidesink.sinks.batch.source_rows import (
     source_plan,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import PlanSettings
+from tidesink.sinks.decode.records import Input
+from tidesink.sinks.laws.counts import BadRow
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import ColumnGap, KeyShare, SourceDecoder, numbered_records, source_plan
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.projection import Projection

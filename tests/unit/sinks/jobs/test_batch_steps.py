@@ -13,15 +13,15 @@ from tests.memory_target import CAPABILITIES
 from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.counts import BatchSummary, EventCounts, PartitionSummary, TopicPartition
-from tidesink.sinks.batch.schema_source import SourceColumns
 from tidesink.sinks.batch.source import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_source import SourceColumns
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services, Verdict, Waits
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.run import run_batch
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.laws.counts import BatchSummary, EventCounts, PartitionSummary, TopicPartition
+from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.state.progress import DdlProgress, PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, SchemaGap
 from tidesink.sinks.worker.replay import LettersJob, replay_letters

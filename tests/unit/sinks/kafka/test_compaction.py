@@ -18,12 +18,12 @@ from tidesink.cli.table_plans import TablePlan, of_topic
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import MISSED, PLACE, Pauses
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
 from tidesink.sinks.kafka.offsets import NO_ID, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import MISSED, PLACE, Pauses
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity

@@ -22,23 +22,23 @@ from tests.worker_contexts import no_fetch
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch import counts as batch_counts
-from tidesink.sinks.batch.context import StopRequestedError, may_pass
-from tidesink.sinks.batch.control import NOTHING_ASKED, Pauses, RewindControl
-from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.batch.cuts import topic_after
-from tidesink.sinks.batch.row_ddl import RowDecision
-from tidesink.sinks.batch.schema_changes import SettledNames
-from tidesink.sinks.batch.shared_reads import TableRecords, Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Reduction, Settled, next_progress
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.run import BatchRun
-from tidesink.sinks.kafka.dead_letters import Chosen
 from tidesink.sinks.kafka.fetch import FetchRange, fetch, last_record
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, CheckedLogs, LeaderEpochs, _Look, follows
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
+from tidesink.sinks.laws import counts as batch_counts
+from tidesink.sinks.laws.counts import BatchSummary, PartitionSummary
+from tidesink.sinks.letters.topic import Chosen
+from tidesink.sinks.runtime.context import StopRequestedError, may_pass
+from tidesink.sinks.runtime.control import NOTHING_ASKED, Pauses, RewindControl
+from tidesink.sinks.runtime.shared_reads import TableRecords, Topics
+from tidesink.sinks.schema_changes.decisions import SettledNames
+from tidesink.sinks.schema_changes.row_ddl import RowDecision
 from tidesink.sinks.state.progress import (
     LastRecord,
     PartitionProgress,

@@ -12,12 +12,6 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import (
-    RewindControl,
-    TableControl,
-    change_control,
-    read_controls,
-)
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
@@ -28,6 +22,12 @@ from tidesink.sinks.kafka.rewind import (
     rewound_offsets,
     steps_back,
     time_of_commit,
+)
+from tidesink.sinks.runtime.control import (
+    RewindControl,
+    TableControl,
+    change_control,
+    read_controls,
 )
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore

@@ -17,9 +17,9 @@ from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.counts import BadRecord, BadRow, BatchSummary, EventCounts, TopicPartition
-from tidesink.sinks.batch.schema_source import Missed
+from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.laws.counts import BadRecord, BadRow, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.sinks.schema_sources.database_types import DatabaseTypes
 from tidesink.sinks.state.progress import TableStatus

@@ -16,16 +16,16 @@ from tests.unit.config.samples import FLAT_AVRO, right
 from tests.unit.sinks.batch.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
 from tests.worker_contexts import worker_context
 from tidesink.schema_registry import MemorySchemaRegistry, subject
-from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.decoders import SubjectSchemas
-from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
-from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.target_rows import DroppedById, dropped_in_order
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.flat_avro import flat_avro_plan
+from tidesink.sinks.decode.plans import SubjectSchemas
+from tidesink.sinks.decode.schema_source import Missed
+from tidesink.sinks.decode.target_rows import DroppedById, dropped_in_order
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
+from tidesink.sinks.runtime.context import RetryPolicy
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.schema_sources.schema_history import MOST_SCHEMAS, SchemaUse
 from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag

@@ -15,12 +15,12 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import SnapshotControl, change_control
-from tidesink.sinks.batch.records import RecordedColumns
 from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
 from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.decode.records import RecordedColumns
 from tidesink.sinks.jobs.base import Attempt, Inputs
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.snapshots.parts import (
     PartJob,
     Snapshot,

@@ -10,10 +10,10 @@ import pytest
 
 from tidesink.codecs.options import DebeziumModes, DebeziumOptions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, PlanSettings
 from tidesink.sinks.batch.source_rows import source_plan
-from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.snapshots.source_keys import KeyColumn, key_columns, limits_at_target
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type

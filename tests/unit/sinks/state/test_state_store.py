@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.errors import StateStoreError, UnusableStateStoreError
-from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
+from tidesink.sinks.runtime.observers import StepRetried, WorkerEvent
 from tidesink.sinks.state.sql_store import SqlStateStore, _made_by_others
 from tidesink.sinks.worker.run import run
 

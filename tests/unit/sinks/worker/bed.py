@@ -9,10 +9,10 @@ from typing import Any, cast
 from tests.worker_contexts import no_fetch
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.batch.context import Failpoints, StopFlag, WorkerContext
-from tidesink.sinks.batch.observers import Listeners
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.runtime.context import Failpoints, StopFlag, WorkerContext
+from tidesink.sinks.runtime.observers import Listeners
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.state.progress import StateStore
 
 

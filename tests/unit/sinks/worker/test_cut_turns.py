@@ -24,9 +24,9 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
-from tidesink.sinks.batch.observers import Listeners, WorkerEvent
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import NO_STARTS, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.observers import Listeners, WorkerEvent
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion

@@ -10,7 +10,7 @@ import requests
 
 from tidesink.dev.stack import free_ports
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.batch.observers import MetricsListener, StepRetried, StillAtWork, Turned, Waiting
+from tidesink.sinks.runtime.observers import MetricsListener, StepRetried, StillAtWork, Turned, Waiting
 from tidesink.sinks.worker.endpoints import Health, served
 
 

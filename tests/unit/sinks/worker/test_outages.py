@@ -34,12 +34,12 @@ from tidesink.errors import (
 )
 from tidesink.events import LOGICAL_BITS, TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.control import RewindControl, change_control
-from tidesink.sinks.batch.observers import Heartbeat, Listeners
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.control import RewindControl, change_control
+from tidesink.sinks.runtime.observers import Heartbeat, Listeners
 from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore

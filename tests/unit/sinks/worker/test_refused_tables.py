@@ -14,9 +14,9 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import NOTHING_ASKED, TableControl
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import NOTHING_ASKED, TableControl
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.table_task import TableTask

@@ -8,8 +8,8 @@ from tests.unit.config.samples import CANAL_JSON, changed
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.kafka.dead_letters import Chosen
+from tidesink.sinks.laws.counts import Account
+from tidesink.sinks.letters.topic import Chosen
 from tidesink.sinks.worker.replay import ReplayReport, replay
 
 

@@ -16,11 +16,11 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import SchemaRefusedError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.context import Failpoints, StopFlag
-from tidesink.sinks.batch.control import Pauses, SnapshotControl, change_control
-from tidesink.sinks.batch.schema_source import Renamed, SourceColumns
+from tidesink.sinks.decode.schema_source import Renamed, SourceColumns
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Services
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.runtime.context import Failpoints, StopFlag
+from tidesink.sinks.runtime.control import Pauses, SnapshotControl, change_control
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.counters import TableCounters

@@ -9,7 +9,7 @@ import pytest
 from tests.contracts.targets_bed import TABLE, progress
 from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.batch.control import PLACE, accept_restored, check_not_restored
+from tidesink.sinks.runtime.control import PLACE, accept_restored, check_not_restored
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 

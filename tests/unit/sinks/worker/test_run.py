@@ -18,10 +18,10 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.errors import RegistryError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.control import TableControl, change_control
-from tidesink.sinks.batch.observers import Listeners, LogListener, RunReport, Waiting
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import StopFlag
+from tidesink.sinks.runtime.control import TableControl, change_control
+from tidesink.sinks.runtime.observers import Listeners, LogListener, RunReport, Waiting
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.run import Pace, Worker, opening_line

@@ -20,13 +20,13 @@ from tidesink.config.fields import SchemaChanges
 from tidesink.config.table_checks import shown_policies
 from tidesink.errors import SourceError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.row_ddl import change_of, decided_statements, shown_together
-from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceStatement, statements
-from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_changes.connector_topic import SchemaChangeTopic, SourceStatement, statements
+from tidesink.sinks.schema_changes.decisions import Accepted, Pending, Policies, SchemaChange
+from tidesink.sinks.schema_changes.row_ddl import change_of, decided_statements, shown_together
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.source_ddl import waiting

@@ -21,10 +21,10 @@ from tidesink.cli.table_plans import TablePlan
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SchemaRefusedError, StateStoreError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.control import PLACE
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.control import PLACE
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import TableStatus

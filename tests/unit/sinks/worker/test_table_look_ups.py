@@ -32,11 +32,17 @@ from tidesink.errors import (
 )
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
-from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.observers import Heartbeat, Listeners, TableChanged, WorkerEvent, seconds_since_beat
-from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.runtime.context import WorkerContext
+from tidesink.sinks.runtime.observers import (
+    Heartbeat,
+    Listeners,
+    TableChanged,
+    WorkerEvent,
+    seconds_since_beat,
+)
+from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.discovery import TableTasks

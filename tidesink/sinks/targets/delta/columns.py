@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidesink.sinks.laws.modes import is_history
 from tidesink.sinks.targets.base import EvolveResult
 from tidesink.sinks.targets.column_changes import Evolution
 from tidesink.sinks.targets.delta import schema
 from tidesink.sinks.targets.delta.hold import DeltaHold
 from tidesink.sinks.targets.delta.log import DeltaLog
 from tidesink.sinks.targets.delta.writes import DeltaShard
-from tidesink.sinks.targets.modes import is_history
 from tidesink.sinks.targets.sharing import quote_identifier
 from tidesink.typemap.target_schema import TargetSchema
 

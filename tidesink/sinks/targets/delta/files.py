@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
+from tidesink.sinks.laws.modes import TO_COLUMN
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ReducedBatch, RowFormat
@@ -65,7 +66,6 @@ from tidesink.sinks.targets.lake.rows import (
 )
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path, open_storage
 from tidesink.sinks.targets.lake.versions import rules_of
-from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import TargetSchema
 

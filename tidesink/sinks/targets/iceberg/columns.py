@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tidesink.errors import TransientTargetError
 from tidesink.events import TableId
+from tidesink.sinks.laws.modes import is_history
 from tidesink.sinks.targets.base import EvolveResult
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
 from tidesink.sinks.targets.iceberg import schema
 from tidesink.sinks.targets.iceberg.jvm import JvmTable
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder
 from tidesink.sinks.targets.iceberg.merge import Staging
-from tidesink.sinks.targets.modes import is_history
 from tidesink.sinks.targets.sharing import known_after, new_columns
 from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema
 

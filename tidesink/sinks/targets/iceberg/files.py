@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
+from tidesink.sinks.laws.modes import TO_COLUMN
 from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ApplyResult, ReducedBatch, RowFormat
@@ -60,7 +61,6 @@ from tidesink.sinks.targets.lake.rows import (
 )
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage, open_storage
 from tidesink.sinks.targets.lake.versions import rules_of
-from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import TargetSchema
 

@@ -17,6 +17,7 @@ import structlog
 from tidesink.config.targets import S3_SCHEMES, scheme_of
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, TargetError, TidesinkError
 from tidesink.events import TableId, fold_name
+from tidesink.sinks.laws.modes import own_columns
 from tidesink.sinks.spark.errors import SPARK_ERRORS, task_error
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -54,7 +55,6 @@ from tidesink.sinks.targets.lake.rows import Mask, NotAsFilesError, TooManyStore
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
-from tidesink.sinks.targets.modes import own_columns
 from tidesink.typemap.arrow import is_known_type
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, wider_ddl
 

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, StagedPart
@@ -54,7 +55,6 @@ from tidesink.sinks.targets.lake.versions import (
     changes,
     spans_of,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
 # Columns of a report (``WrittenFile``). ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``,
 # ``stale``: bit strings with one bit for each key of the batch: its stored row is replaced, or is at least as

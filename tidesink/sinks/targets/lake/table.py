@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
+from tidesink.sinks.laws.modes import is_history
 from tidesink.sinks.spark.errors import translating
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -42,7 +43,6 @@ from tidesink.sinks.targets.lake.batches import (
     paths_of,
     planned_as_staged,
 )
-from tidesink.sinks.targets.modes import is_history
 from tidesink.sinks.targets.sharing import Turns, also_of, holds
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 versions.
 
 A history table has a row for each version of a source row, and a delete marker for each delete that ended no
-version. The rules are those of ``targets.modes``. A stored version ends at the first event of its key after
+version. The rules are those of ``laws.modes``. A stored version ends at the first event of its key after
 its beginning. A version that begins with a snapshot's read is
 removed by any earlier event. Nothing else changes a stored version, so the tasks that find a version can
 decide this themselves (``Events``). Which rows the events, the reads and the stored delete markers become
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError
 from tidesink.events import LOGICAL_BITS
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.lake.rows import (
@@ -35,7 +36,6 @@ from tidesink.sinks.targets.lake.rows import (
     matched,
     numbered,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.typemap.arrow import canonical_floats
 
 COMMIT_TS: Final = "_commit_ts"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError, TransientTargetError
 from tidesink.events import LOGICAL_BITS, folding
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.columns import Mend
 from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import place_of, staged_name

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.laws.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sql.dialect import Dialect, ForView
 from tidesink.sinks.targets.sql.location import Place
 

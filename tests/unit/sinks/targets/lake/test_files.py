@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.columns import ID
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.target_rows import key_type, row_type
+from tidesink.sinks.decode.target_rows import key_type, row_type
 from tidesink.sinks.spark.errors import TaskError
 from tidesink.sinks.targets.iceberg.deletes import POSITIONS, PositionFiles, Vector, VectorFiles
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec

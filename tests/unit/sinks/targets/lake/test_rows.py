@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.columns import ID
 from tidesink.errors import ValueNotStoredError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.target_rows import key_type, row_type
+from tidesink.sinks.decode.target_rows import key_type, row_type
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, RowSequence
 from tidesink.sinks.targets.lake.rows import (
     NEEDS_STORED,

@@ -22,7 +22,8 @@ from tests.history_law import Kind, Moment, Span, difference, instant_of
 from tests.unit.sinks.targets.lake.test_files import new_files
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.target_rows import key_type, row_type
+from tidesink.sinks.decode.target_rows import key_type, row_type
+from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.spark.payloads import ipc_stream
 from tidesink.sinks.targets.base import ApplyOptions, ReducedBatch
 from tidesink.sinks.targets.iceberg.deletes import PositionFiles
@@ -40,7 +41,6 @@ from tidesink.sinks.targets.lake.files import (
 from tidesink.sinks.targets.lake.rows import FileColumn, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import local_path
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
-from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import shape_of
 
 SHAPE = shape_of(TableSchema(TableId("shop", "orders"), (ID, Column("v", ColumnType("bigint")))))

@@ -6,8 +6,8 @@ import pytest
 
 from tests.contracts.targets_bed import shape
 from tidesink.events import TableId
+from tidesink.sinks.laws.modes import OP, HistoryNames, history_shape, log_shape
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.modes import OP, HistoryNames, history_shape, log_shape
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.mysql import mysql_dialect
 from tidesink.sinks.targets.sql.view import SqlView, living_query

@@ -16,7 +16,7 @@ from tidesink.config import HttpSettings, KafkaSettings
 from tidesink.config.fields import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.batch.schema_changes import Policies, decide_changes
+from tidesink.sinks.schema_changes.decisions import Policies, decide_changes
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.stream import http_endpoint as http_target

@@ -1,0 +1,1 @@
+"""Dead letters: their topic, and the tasks that write them and read them for a replay."""

@@ -1,1 +1,0 @@
-"""Builds the decode plan of a table from its known schemas, with one module per protocol."""

@@ -1,0 +1,1 @@
+"""Changes of a table's schema: DDL in topics, and the decision by the table's policies."""
