@@ -15,11 +15,10 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
+from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange, KeyShare
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.decode.records import RecordedColumns
 from tidesink.sinks.jobs.base import Attempt, Inputs
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.snapshots.parts import (
     PartJob,
@@ -313,7 +312,7 @@ class _Large:
     """A part whose rows are looked up before the tasks run, and are more than a task may hold."""
 
     def inputs(self, _part: SnapshotPart, _attempt: Attempt) -> Inputs:
-        raise RangeTooLargeError.of(FetchRange("app", 0, 0, 1), 1 << 20)
+        raise RangeTooLargeError.of(KeyShare("app"), 1 << 20)
 
 
 def test_a_look_up_of_too_many_bytes_names_the_setting_of_snapshots() -> None:
