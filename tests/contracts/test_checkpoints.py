@@ -73,7 +73,7 @@ def _look_to_the_end(reader: ConnectorCheckpoints) -> None:
 
 
 def test_the_newest_offset_of_the_connector_is_read(bed: _Bed) -> None:
-    bed.reader.look()
+    _look_to_the_end(bed.reader)
     none = (
         f"Topic {bed.topic} has no offset of connector bank yet. Check that source.debezium.connector-name "
     )
