@@ -178,6 +178,13 @@ class Staged:
     parts: tuple[StagedPart, ...]
     decision: SchemaDecision
 
+    def has_columns_of(self, decision: SchemaDecision) -> bool:
+        """Returns True if the rows have the columns that the target has after a decision.
+
+        Staged columns are matched by position, so other rows cannot be applied.
+        """
+        return self.decision.given == decision.given
+
 
 class Settled(NamedTuple):
     """The decisions on DDL that are made before a batch is read.

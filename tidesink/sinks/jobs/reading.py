@@ -315,14 +315,11 @@ class Reading:
         return verdict
 
     def _is_staged_otherwise(self, rows: Staged | Packed) -> bool:
-        """Returns True if the rows were staged with other columns than the target will have.
-
-        Staged columns are matched by position, so such rows cannot be applied.
-        """
+        """Returns True if the rows were staged with other columns than the target will have."""
         if isinstance(rows, Packed):
             return False
         decision = self.schema.decision(self.services.decoding.columns().packed_shape)
-        return not decision.pending and decision.given != rows.decision.given
+        return not decision.pending and not rows.has_columns_of(decision)
 
 
 def reads_again(hold: Hold, plan: BatchPlan) -> bool:

@@ -202,14 +202,14 @@ class BatchRun:
     def _check_staged(self, reduction: Reduction, decision: SchemaDecision) -> None:
         """Check that rows are staged with the columns that the target will have.
 
-        Staged columns are matched by position. Another table's task may have read DDL that changes this
-        table's columns since the job accepted the batch.
+        Another table's task may have read DDL that changes this table's columns since the job accepted the
+        batch.
 
         Raises:
             TransientTargetError: The columns have changed.
         """
         rows = reduction.rows
-        if isinstance(rows, Staged) and rows.decision.given != decision.given:
+        if isinstance(rows, Staged) and not rows.has_columns_of(decision):
             raise TransientTargetError(
                 "The table's columns changed while the batch was read. Nothing was committed, and the batch "
                 "is tried again.",
