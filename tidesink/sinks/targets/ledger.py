@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tidesink.errors import StaleProgressError
 from tidesink.sinks.state.progress import Hold, Progress, done_before
 from tidesink.sinks.targets.base import ApplyResult
 
 E = TypeVar("E", bound="Entry")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,16 @@ class Entry:
             StaleProgressError: A later batch is applied, or ``progress`` does not follow the applied one.
         """
         return done_before(progress, self.progress, self.result)
+
+
+def required_claim(claimed: T | None, *, table: object) -> T:
+    """Return a worker's claim on a table, in the target's own form.
+
+    Raises:
+        StaleProgressError: this worker has not claimed the table.
+    """
+    if claimed is None:
+        raise StaleProgressError(
+            "The table must be claimed before a batch is applied. Call `claim` first.", table=str(table)
+        )
+    return claimed

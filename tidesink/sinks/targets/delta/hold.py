@@ -6,6 +6,7 @@ from tidesink.errors import StaleProgressError
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.delta.ledger import DeltaEntry, Ledger
+from tidesink.sinks.targets.ledger import required_claim
 
 
 class DeltaHold:
@@ -24,12 +25,7 @@ class DeltaHold:
         Raises:
             StaleProgressError: this worker has not claimed the table.
         """
-        if self._held is None:
-            raise StaleProgressError(
-                "The table must be claimed before a batch is applied. Call `claim` first.",
-                table=str(self._ledger.table),
-            )
-        return self._held
+        return required_claim(self._held, table=self._ledger.table)
 
     def claim(self) -> DeltaEntry:
         """Claim the table with the next epoch, which fences older workers. Returns the new ledger entry."""

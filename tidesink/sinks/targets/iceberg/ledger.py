@@ -19,6 +19,7 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict
 from tidesink.sinks.targets.lake.ledger import LakeEntry, form_of, or_none
+from tidesink.sinks.targets.ledger import required_claim
 from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_shared, tag
 from tidesink.typemap.target_schema import Shard, TargetSchema
 
@@ -303,12 +304,7 @@ class Holder:
         Raises:
             StaleProgressError: this worker has not claimed the table.
         """
-        if self._held is None:
-            raise StaleProgressError(
-                "The table must be claimed before a batch is applied. Call `claim` first.",
-                table=str(self._name),
-            )
-        return self._held
+        return required_claim(self._held, table=self._name)
 
     def claim(self) -> IcebergEntry:
         """Claim the table: commit the next epoch with the applied progress, and return the new ledger entry.

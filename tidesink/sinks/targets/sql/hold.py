@@ -12,6 +12,7 @@ from typing import Any
 
 from tidesink.errors import StaleProgressError
 from tidesink.sinks.state.progress import check_held
+from tidesink.sinks.targets.ledger import required_claim
 from tidesink.sinks.targets.sharing import Turns
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.ledger import SqlEntry, SqlLedger
@@ -42,11 +43,7 @@ class SqlHold:
         Raises:
             StaleProgressError: the table is not claimed.
         """
-        if self._epoch is None:
-            raise StaleProgressError(
-                "The table must be claimed before a batch is applied. Call `claim` first.", table=self.table
-            )
-        return self._epoch
+        return required_claim(self._epoch, table=self.table)
 
     @property
     def stage(self) -> str:
