@@ -11,7 +11,6 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +27,6 @@ from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.cli.table_plans import table_plans
-from tidesink.codecs.options import DebeziumModes
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, DdlEvent, Message
@@ -136,15 +134,7 @@ def _source(capture: Capture, servers: Servers) -> dict[str, Any]:
     }
     if capture.is_avro:
         return {**found, "schema-registry": servers["registry_url"]}
-    modes = {
-        one.name.replace("_", "-"): getattr(capture.modes, one.name)
-        for one in fields(DebeziumModes)
-        if getattr(capture.modes, one.name) != one.default
-    }
-    if not capture.carries_types:
-        # A table that was renamed is in no DDL, and no definition has it.
-        modes["untyped-columns"] = "text"
-    return {**found, "debezium": modes} if modes else found
+    return {**found, "debezium": capture.settings} if capture.settings else found
 
 
 def _tables(capture: Capture) -> Iterator[dict[str, Any]]:

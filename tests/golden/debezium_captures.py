@@ -76,6 +76,19 @@ class Capture:
         return DebeziumModes(**given)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What a user of this connector would write under ``source.debezium``."""
+        modes = {
+            one.name.replace("_", "-"): getattr(self.modes, one.name)
+            for one in fields(DebeziumModes)
+            if getattr(self.modes, one.name) != one.default
+        }
+        if not self.carries_types:
+            # A table that was renamed is in no DDL, and no definition has it.
+            modes["untyped-columns"] = "text"
+        return modes
+
+    @property
     def messages(self) -> Iterator[Message]:
         """Its records, topic by topic, each in Kafka's order."""
         with self.path.open(encoding="utf-8") as lines:

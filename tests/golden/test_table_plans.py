@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -27,7 +27,6 @@ from tests.vectors import vectors_dir
 from tests.worker_contexts import worker_context
 from tidesink.cli.table_plans import Sample, TablePlan, _by_records, _canal_json, _flat_avro
 from tidesink.codecs import CODECS
-from tidesink.codecs.options import DebeziumModes
 from tidesink.config import Config
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, TableId
@@ -298,14 +297,6 @@ def _cases(records: Sequence[Record], protocol: str, texts: Mapping[int, str]) -
         yield _given(name, _config(protocol, found[0].config), sent, registered)
 
 
-_PROTOCOLS_REGISTERED = {
-    "flat-avro": True,
-    "debezium-avro": True,
-    "canal-json": False,
-    "debezium-json": False,
-}
-
-
 def test_the_records_of_each_changefeed(cases: Any, tmp_path: Path) -> None:
     folder, codec = cases
     texts = schema_texts(folder.path)
@@ -327,13 +318,7 @@ def test_a_whole_workload(whole: Workload, tmp_path: Path) -> None:
 
 def test_a_connectors_capture(capture: Capture, tmp_path: Path) -> None:
     protocol = "debezium-avro" if capture.is_avro else "debezium-json"
-    modes = {
-        one.name.replace("_", "-"): getattr(capture.modes, one.name)
-        for one in fields(DebeziumModes)
-        if getattr(capture.modes, one.name) != one.default
-    }
-    if not capture.carries_types:
-        modes["untyped-columns"] = "text"
+    modes = capture.settings
     settings = {"source__debezium": modes} if modes and protocol == "debezium-json" else {}
     config = _config(protocol, {}, defaults={"zero-date": "text"}, **settings)
     texts = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))

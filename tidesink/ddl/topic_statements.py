@@ -19,7 +19,7 @@ SHOWN_SQL: Final = 200
 _MOST_ROW_DDL: Final = 50
 # The number of statements that are stored for all tables. Otherwise those of dropped tables would fill the
 # state store.
-_MOST_OF_ALL_NAMES: Final = 5_000
+_MOST_ROW_DDL_OF_ALL_TABLES: Final = 5_000
 _REKEYED: Final = (
     "After this DDL, the rows of a table without a key have new row keys, and no event reports the new keys. "
     "If the config names no keys for the table, so that rows are identified by TiDB's row keys, load the "
@@ -94,7 +94,7 @@ def newest_row_ddl(statements: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
         count[ddl.table, ddl.kind] += 1
         if count[ddl.table, ddl.kind] <= _MOST_ROW_DDL:
             newest.append(ddl)
-    return tuple(reversed(newest[:_MOST_OF_ALL_NAMES]))
+    return tuple(reversed(newest[:_MOST_ROW_DDL_OF_ALL_TABLES]))
 
 
 class Learned(NamedTuple):
