@@ -15,6 +15,7 @@ from tidesink.sinks.letters.topic import DeadLetters
 from tidesink.sinks.runtime.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.runtime.observers import Listener, Listeners
 from tidesink.sinks.runtime.shared_reads import Topics
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def worker_context(
     store = SqlStateStore(str(folder / "state.db"))
     return WorkerContext(
         config=config,
-        spark=spark,
+        spark=SparkEngine.of(spark),
         source=source,
         target=MemoryTarget(),
         store=store,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from tidesink.config import TableConfig
     from tidesink.sinks.batch.tasks import Fetch
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.typemap.target_schema import TargetSchema
 
 
@@ -157,19 +158,29 @@ class KafkaSource:
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
 
+# Up to this number of records, this process answers questions itself, because a Spark job costs more time.
+_READ_HERE: Final = 10_000
+
+
 @dataclass(frozen=True)
-class SparkReader:
-    """Reads records of topics for a worker. The tasks of a Spark session answer questions about them."""
+class WorkerReader:
+    """Reads records of topics for a worker.
+
+    Spark tasks answer questions about many records, and this process answers those about few.
+    """
 
     source: KafkaSource
-    session: SparkSession
+    spark: SparkEngine
 
     @property
     def tasks(self) -> int:
-        return self.session.sparkContext.defaultParallelism
+        return self.spark.tasks
 
     def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        return self.source.ask(self.session, ranges, question)
+        parts = [part for part in ranges if part.records > 0]
+        if sum(part.records for part in parts) > _READ_HERE:
+            return self.source.ask(self.spark.session(), parts, question)
+        return [question(self.read_here([part])) for part in parts]
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         return self.source.read_here(ranges)

@@ -117,7 +117,7 @@ class TableCopy:
             raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         offsets = self.ends()
-        parts = DecodingParts.of(self.context, self.context.spark.newSession())
+        parts = DecodingParts.of(self.context)
         decoding = open_decoding(parts, self.topic, self.table)
         start = known_start(self.context.store, self.context.config.pipeline, self.table, self.topic)
         decoding.prepare(offsets, start.offsets if start is not None else NO_STARTS)

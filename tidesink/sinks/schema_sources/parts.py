@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidesink.config import Config
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import SparkReader, TopicReader
+from tidesink.sinks.batch.source import TopicReader, WorkerReader
 from tidesink.sinks.decode.filtering import FilterCheck, check_condition
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.runtime.context import RetryPolicy, WorkerContext
@@ -17,9 +17,10 @@ from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.state.progress import StatusStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.schema_registry import SchemaRegistry
+    from tidesink.sinks.spark.engine import SparkEngine
+    from tidesink.typemap.projection import RowFilter
+    from tidesink.typemap.target_schema import TargetSchema
 
 
 T = TypeVar("T")
@@ -81,19 +82,20 @@ class DecodingParts:
     check_stop: Callable[[], None]
 
     @classmethod
-    def of(cls, context: WorkerContext, session: SparkSession) -> DecodingParts:
-        """Returns the parts for a table of a worker.
-
-        ``session``: the table's Spark session. Its tasks read records, and it checks the table's filter.
-        """
+    def of(cls, context: WorkerContext) -> DecodingParts:
+        """Returns the parts for a table of a worker."""
         return cls(
             context.config,
             context.store,
             context.registry,
             context.topics,
-            SparkReader(context.source, session),
-            partial(check_condition, session=session),
+            WorkerReader(context.source, context.spark),
+            partial(_check_filter, context.spark),
             context.retry,
             context.noted,
             context.stop.check,
         )
+
+
+def _check_filter(spark: SparkEngine, row_filter: RowFilter, shape: TargetSchema) -> None:
+    check_condition(row_filter, shape, spark.new_session())

@@ -43,7 +43,6 @@ class OpenTable:
         topic: The topic of the table's changes.
         table: The table.
         settings: The table's config.
-        session: The Spark session of the table's batches.
         start: The table's start in its topic (the setting ``start``).
         counters: The table's counters. A claim of the table adds what identifies this worker.
         pauses: The reasons why the table is paused. A claim checks the faults among them.
@@ -64,7 +63,6 @@ class OpenTable:
         self.topic = topic
         self.table = table
         self.settings = context.config.table_config(table)
-        self.session: SparkSession = context.spark.newSession()
         self.start = Start.of(context, topic, self.settings)
         self.hold: Hold | None = None
         self.decoding: Decoding | None = None
@@ -72,8 +70,16 @@ class OpenTable:
         self.continuity = Continuity(context, topic, self.settings)
         self.was_opened = self.awaits_record = False
         self._context = context
+        self._session: SparkSession | None = None
         self.counters = counters
         self.pauses = pauses
+
+    def session(self) -> SparkSession:
+        """Returns the Spark session of the table's batches. Starts Spark if it does not run."""
+        spark = self._context.spark.session()
+        if self._session is None:
+            self._session = spark.newSession()
+        return self._session
 
     @property
     def progress(self) -> Progress | None:
@@ -182,7 +188,7 @@ class OpenTable:
     def _open_at_start(self, offsets: TopicOffsets) -> Hold:
         context = self._context
         if self.decoding is None:
-            self.decoding = open_decoding(DecodingParts.of(context, self.session), self.topic, self.table)
+            self.decoding = open_decoding(DecodingParts.of(context), self.topic, self.table)
         self.decoding.prepare(offsets, self.start.offsets)
         hold, self.tombstones = _opened(context, self.decoding, self.settings, self.counters, self.pauses)
         return hold

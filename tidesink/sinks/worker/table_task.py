@@ -26,7 +26,6 @@ from tidesink.errors import (
     type_change_way,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.executor import SparkExecutor
@@ -91,11 +90,8 @@ class BatchRunner:
 
     def run(self, job: Job | ReadingJob) -> BatchOutcome:
         """Run the batch that a job describes, with retries."""
-        return self.context.retry(self.opened.table).call(lambda: self._run(job))
-
-    def _run(self, job: Job | ReadingJob) -> BatchOutcome:
-        fit_shuffle(self.opened.session, job.plan.records)
-        return run_batch(job, self.hold, self.services)
+        run = partial(run_batch, job)
+        return self.context.retry(self.opened.table).call(lambda: run(self.hold, self.services))
 
     @property
     def hold(self) -> Hold:
