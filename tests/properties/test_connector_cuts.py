@@ -28,8 +28,8 @@ from tidesink.sinks.batch.cuts import (
     stands_at,
     starts,
     topic_after,
-    up_to_bound,
 )
+from tidesink.sinks.decode.bounded import up_to_bound
 from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited

@@ -37,8 +37,8 @@ from tidesink.sinks.batch.cuts import (
     stands_at,
     starts,
     topic_after,
-    up_to_bound,
 )
+from tidesink.sinks.decode.bounded import up_to_bound
 from tidesink.sinks.decode.canal_json import canal_json_plan
 from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.laws.counts import PartitionSummary

@@ -135,6 +135,7 @@ SINKS: Final = (
     "schema_sources",
     "jobs",
     "snapshots",
+    "cuts",
     "worker",
     "diff",
 )

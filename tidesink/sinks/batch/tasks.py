@@ -33,8 +33,8 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
-from tidesink.sinks.batch.cuts import up_to_bound
 from tidesink.sinks.batch.summaries import range_summary, truncated
+from tidesink.sinks.decode.bounded import up_to_bound
 from tidesink.sinks.decode.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.sinks.decode.records import (
