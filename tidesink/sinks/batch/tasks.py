@@ -213,7 +213,7 @@ class RangeTask:
         only: Selects the events that are used. None: all events.
         sink: Stages the rows to apply in the target, or None. With a sink, payloads do not contain these
             rows, and the column ``staged`` has the sink's result.
-        was_read: True if the table has read the ranges before, under the same bound (``batch.cuts``), as in a
+        was_read: True if the table has read the ranges before, under the same bound (``laws.bound``), as in a
             replay. Then all of their records are decoded, also those after a watermark at the bound.
     """
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from tidesink.errors import TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import Marks
 from tidesink.sinks.jobs.base import Hold
 from tidesink.sinks.kafka.offsets import Starts, TopicOffsets
+from tidesink.sinks.laws.bound import Marks
 from tidesink.sinks.state.progress import Progress, TopicProgress
 
 

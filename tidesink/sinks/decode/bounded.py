@@ -1,4 +1,4 @@
-"""Decoding under the bound of a cut (``batch.cuts``): a range ends at its first watermark at the bound."""
+"""Decoding under the bound of a cut (``laws.bound``): a range ends at its first watermark at the bound."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ from tidesink.config import Config, TableConfig
 from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import is_outside
 from tidesink.sinks.batch.source_rows import (
     OPTION,
     ColumnGap,
@@ -68,6 +67,7 @@ from tidesink.sinks.jobs.base import (
 )
 from tidesink.sinks.jobs.changes import check_partitions
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.laws.bound import is_outside
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys

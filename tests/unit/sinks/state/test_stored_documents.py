@@ -16,10 +16,10 @@ import pytest
 
 from tests.properties.test_schema_use import Feed, Worker
 from tests.unit.sinks.batch.test_range_tasks import NEW, OLD
+from tests.unit.sinks.cuts.test_publishing import SECOND, _Run
 from tests.unit.sinks.kafka.test_first_records import _Brokers
 from tests.unit.sinks.schema_changes.test_known_columns import ALL, BEFORE, STATUS, decoding, shape, take_note
 from tests.unit.sinks.schema_changes.test_policy_choices import ADDED, DROPPED, _keep
-from tests.unit.sinks.worker.test_cut_turns import SECOND, _Run
 from tests.unit.sinks.worker.test_source_ddl import _Topic
 from tests.unit.sinks.worker.test_starts import _found, _start
 from tidesink.cli.open_letters import note_open

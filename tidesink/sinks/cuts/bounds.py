@@ -27,15 +27,15 @@ from tidesink.codecs.debezium.commit_positions import binlog_position, log_posit
 from tidesink.config.models import CutSettings
 from tidesink.errors import SourceError, TidesinkError
 from tidesink.events import LOGICAL_BITS, Message, physical_ms
-from tidesink.sinks.batch.cuts import next_bound
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.cuts.tables import BoundedTable
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.watermarks import MOST_WAITING
+from tidesink.sinks.laws.bound import next_bound
 from tidesink.sinks.laws.counts import greatest
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.watermarks import MOST_WAITING
 from tidesink.source_database.database import translated, uses_xa
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Cuts: publishes consistent versions of all tables of a pipeline (ADR 36).
 
-A cut shows all tables as of one point in the source's history, its bound (``worker.bounds``). All tables
+A cut shows all tables as of one point in the source's history, its bound (``cuts.bounds``). All tables
 apply the changes up to the bound and no later changes. Once every table has reached the bound, the cut is
 published: a list of the tables' versions at the target. Then the next bound is chosen.
 
@@ -23,9 +23,10 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.sinks.batch.cuts import marks_at, stands_at
+from tidesink.sinks.cuts.bounds import Bounds, is_empty
 from tidesink.sinks.cuts.tables import BoundedTable
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, started_at
+from tidesink.sinks.laws.bound import marks_at, stands_at
 from tidesink.sinks.runtime.context import WorkerContext, may_pass
 from tidesink.sinks.runtime.observers import StillAtWork
 from tidesink.sinks.state.documents import DocumentKind
@@ -39,7 +40,6 @@ from tidesink.sinks.targets.cuts import (
     TableVersion,
     VersionedTable,
 )
-from tidesink.sinks.worker.bounds import Bounds, is_empty
 
 if TYPE_CHECKING:
     from tidesink.config.models import CutSettings
