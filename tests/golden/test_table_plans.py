@@ -39,7 +39,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOff
 from tidesink.sinks.laws.modes import kept_shape
 from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.preflight import column_type
 
 R = TypeVar("R")
@@ -135,7 +135,7 @@ def _opened(given: Given, topic: str, table: TableId, folder: Path) -> Shown:
     around = worker_context(config, cast("Any", None), folder, registry=given.registry)
     topics = Topics(config.pipeline, source, around.store, ask=lambda: cast("Any", Brokers(source)))
     topics.tables(topic).add(given.tables[topic])
-    parts = DecodingParts.of(replace(around, source=source, topics=topics), cast("Any", None))
+    parts = decoding_parts(replace(around, source=source, topics=topics), cast("Any", None))
     try:
         decoding = open_decoding(parts, topic, table)
         decoding.prepare(source.found)

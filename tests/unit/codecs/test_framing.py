@@ -47,7 +47,7 @@ from tidesink.sinks.laws.counts import (
     UnplannedSchemas,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 
 AVRO: Final = ("flat-avro", "debezium-avro")
 JSON: Final = ("canal-json", "debezium-json")
@@ -224,7 +224,7 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
 
     def opened() -> Decoding:
         return open_decoding(
-            DecodingParts.of(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
+            decoding_parts(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
         )
 
     with pytest.raises(ConfigError, match=r"headers\.enabled to false"):
@@ -269,7 +269,7 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
     found = TopicOffsets("shop_orders", "an id", {n: PartitionOffsets(0, 500) for n in (0, 1)})
     ranges = tuple(OffsetRange("shop_orders", n, 0, 500) for n in (0, 1))
     decoding = open_decoding(
-        DecodingParts.of(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
+        decoding_parts(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
     )
     decoding.prepare(found)
     asked.clear()

@@ -33,7 +33,7 @@ from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_changes.decisions import SchemaChange
 from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, check_spelling, shape_of
 
@@ -314,7 +314,7 @@ def _planned(folder: Path, messages: Sequence[Message], **settings: Any) -> list
     around = replace(
         worker_context(_config(**settings), cast("Any", None), folder), source=KafkaSource(fetch)
     )
-    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
+    decoding = open_decoding(decoding_parts(around, cast("Any", None)), TOPIC, T)
     decoding.prepare(TopicOffsets(TOPIC, "an id", {0: PartitionOffsets(0, len(messages))}))
     return [column.name for column in decoding.columns().shape.columns]
 

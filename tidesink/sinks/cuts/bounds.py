@@ -36,7 +36,7 @@ from tidesink.sinks.laws.bound import next_bound
 from tidesink.sinks.laws.counts import greatest
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.state.progress import Progress
-from tidesink.source_database.database import translated, uses_xa
+from tidesink.source_database.database import OPTION, connected, translated, uses_xa
 
 if TYPE_CHECKING:
     from tidesink.config.source import DatabaseSettings
@@ -405,9 +405,6 @@ def _refusal(settings: DatabaseSettings) -> str:
         ConfigError: the database refuses the user.
         SourceUnavailableError: the database does not answer.
     """
-    # Imported here, because the module imports what only Spark tasks need.
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-
     url, replica = settings.url.get_secret_value(), settings.replica
     with connected(url, replica=replica) as connection, translated(OPTION):
         return _XA if uses_xa(connection) else ""

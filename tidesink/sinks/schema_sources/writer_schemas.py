@@ -70,21 +70,20 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.laws.counts import BadRecord, BatchSummary, UnplannedRecord
 from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
-from tidesink.sinks.runtime.context import RetryPolicy
 from tidesink.sinks.schema_sources.database_types import (
     AskedIdentity,
     database_connector,
     replica_identity,
 )
 from tidesink.sinks.schema_sources.open import LoneDecoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.schema_sources.parts import DecodingParts, Retry
 from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
 from tidesink.sinks.schema_sources.schema_history import SCHEMA_USE, SchemaUse, StoredUse
 from tidesink.sinks.state.documents import Document
 from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.source import TopicReader
+    from tidesink.sinks.kafka.topic_reader import TopicReader
     from tidesink.source_database.base import ReplicaIdentity
 
 
@@ -463,7 +462,7 @@ class WriterSchemas:
         registry: SchemaReader,
         topic: str,
         *,
-        lag: RetryPolicy,
+        lag: Retry,
         clock: Callable[[], float] = time.monotonic,
         subject_of: Callable[[str, SubjectPart], str] = subject,
         of_no_table: Callable[[str], bool] = lambda _text: False,

@@ -33,7 +33,6 @@ from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import (
-    OPTION,
     ColumnGap,
     KeyRange,
     KeySet,
@@ -41,7 +40,6 @@ from tidesink.sinks.batch.source_rows import (
     RowInput,
     SourceDecoder,
     SourceRows,
-    connected,
     key_ranges,
     log_offset,
     source_plan,
@@ -82,7 +80,9 @@ from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.state.source_reads import SourceRead, with_part
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import (
+    OPTION,
     begin_at_position,
+    connected,
     open_transactions,
     stored_table,
     translated,

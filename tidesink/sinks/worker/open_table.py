@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -11,6 +12,8 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.batch.source import SparkReader
+from tidesink.sinks.decode.filtering import check_condition
 from tidesink.sinks.decode.schema_source import Decoding
 from tidesink.sinks.jobs.base import BatchOutcome, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets, topic_progress
@@ -182,7 +185,7 @@ class OpenTable:
     def _open_at_start(self, offsets: TopicOffsets) -> Hold:
         context = self._context
         if self.decoding is None:
-            self.decoding = open_decoding(DecodingParts.of(context, self.session), self.topic, self.table)
+            self.decoding = open_decoding(decoding_parts(context, self.session), self.topic, self.table)
         self.decoding.prepare(offsets, self.start.offsets)
         hold, self.tombstones = _opened(context, self.decoding, self.settings, self.counters, self.pauses)
         return hold
@@ -225,6 +228,24 @@ class OpenTable:
         if self.hold is not None:
             self.hold.table.close()
             self.hold = None
+
+
+def decoding_parts(context: WorkerContext, session: SparkSession) -> DecodingParts:
+    """Return the parts with which a worker finds a table's columns.
+
+    ``session``: the table's Spark session. Its tasks read records, and it checks the table's filter.
+    """
+    return DecodingParts(
+        context.config,
+        context.store,
+        context.registry,
+        context.topics,
+        SparkReader(context.source, session),
+        partial(check_condition, session=session),
+        context.retry,
+        context.noted,
+        context.stop.check,
+    )
 
 
 def _opened(

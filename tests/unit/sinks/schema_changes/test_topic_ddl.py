@@ -24,7 +24,7 @@ from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.source import TopicReader
+    from tidesink.sinks.kafka.topic_reader import TopicReader
 
 CREATE = "create table t (id int primary key, a int, b varchar(5))"
 NO_READER = cast("TopicReader", None)
