@@ -33,12 +33,12 @@ from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.modes import kept_shape
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.preflight import column_type
 

@@ -27,13 +27,13 @@ from tidesink.events import Column, ColumnType, Message, Row, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_history import SchemaUse
 from tidesink.sinks.decode.schema_source import Missed
+from tidesink.sinks.decode.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.schema_rows import RowPosition, RowSpan
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.schema_history import SchemaUse
-from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.worker.open_table import decoding_parts
 

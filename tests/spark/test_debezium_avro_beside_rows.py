@@ -22,10 +22,10 @@ from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.decode.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import SubjectSchemas
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import TopicPartition
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ from tests.unit.config.samples import FLAT_AVRO, right
 from tests.worker_contexts import worker_context
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.schema_source import Missed
-from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.laws.counts import BatchSummary, EventCounts, UnplannedSchemas
-from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.runtime.observers import StepRetried, WorkerEvent
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.writer_schemas import (
+from tidesink.sinks.decode.writer_schemas import (
     ASK_AGAIN_SECONDS,
     FlatAvroDecoding,
     WriterSchemas,
     may_lag,
 )
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.laws.counts import BatchSummary, EventCounts, UnplannedSchemas
+from tidesink.sinks.runtime.context import RetryPolicy
+from tidesink.sinks.runtime.observers import StepRetried, WorkerEvent
 from tidesink.sinks.worker.open_table import decoding_parts
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tidesink.cli.table_plans import plan_of
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.target_schema import shape_of
 

@@ -27,6 +27,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import (
     DecodePlan,
     RegisteredSchemas,
@@ -46,7 +47,6 @@ from tidesink.sinks.laws.counts import (
     UnplannedRecord,
     UnplannedSchemas,
 )
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 
 AVRO: Final = ("flat-avro", "debezium-avro")

@@ -24,15 +24,15 @@ from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.database_types import database_connector
 from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.decode.debezium_changes import DatabaseFacts
 from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import PlanSettings, SubjectSchemas
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_changes.decisions import SchemaChange
-from tidesink.sinks.schema_sources.database_types import database_connector
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, check_spelling, shape_of

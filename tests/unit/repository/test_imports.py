@@ -132,7 +132,6 @@ SINKS: Final = (
     "schema_changes",
     "letters",
     "runtime",
-    "schema_sources",
     "jobs",
     "snapshots",
     "cuts",

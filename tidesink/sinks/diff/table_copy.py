@@ -15,11 +15,11 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import checkpointed
+from tidesink.sinks.decode.open import open_decoding
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.snapshots.source_keys import open_target_reader
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import TableReader

@@ -35,6 +35,7 @@ from tidesink.sinks.batch.record_frames import (
 )
 from tidesink.sinks.batch.source import KafkaSource, SparkReader, raise_first, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
 from tidesink.sinks.kafka.offsets import (
@@ -51,7 +52,6 @@ from tidesink.sinks.kafka.offsets import (
     up_to,
 )
 from tidesink.sinks.schema_changes.connector_topic import SchemaChangeTopic
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import LastRecord, StateStore

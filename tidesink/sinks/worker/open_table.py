@@ -14,6 +14,8 @@ from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import SparkReader
 from tidesink.sinks.decode.filtering import check_condition
+from tidesink.sinks.decode.open import open_decoding
+from tidesink.sinks.decode.parts import DecodingParts
 from tidesink.sinks.decode.schema_source import Decoding
 from tidesink.sinks.jobs.base import BatchOutcome, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets, topic_progress
@@ -21,8 +23,6 @@ from tidesink.sinks.laws.modes import first_shape
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import Pauses, check_not_restored
 from tidesink.sinks.schema_changes.decisions import KnownColumns
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.worker.continuity import Continuity

@@ -37,10 +37,10 @@ from tidesink.sinks.decode.debezium_json import (
     first_writer,
     writer_of,
 )
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.decode.schema_source import declared_table
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.projection import Projection, project
 

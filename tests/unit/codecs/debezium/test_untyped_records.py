@@ -24,14 +24,14 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.database_types import DatabaseColumns
 from tidesink.sinks.decode.debezium_json import untyped_refusal
+from tidesink.sinks.decode.record_types import RecordTypes
 from tidesink.sinks.decode.schema_source import Missed
+from tidesink.sinks.decode.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import BatchSummary, UnplannedSchemas
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.schema_sources.database_types import DatabaseColumns
-from tidesink.sinks.schema_sources.record_types import RecordTypes
-from tidesink.sinks.schema_sources.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.state.progress import StateStore, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.open_table import decoding_parts

@@ -26,6 +26,8 @@ from tidesink.cli.open_letters import note_open
 from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.decode.database_types import DatabaseColumns, DatabaseTypes
+from tidesink.sinks.decode.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, PartitionOffsets, TopicGrowth, TopicOffsets
 from tidesink.sinks.letters.topic import RecordGroup
 from tidesink.sinks.runtime.control import (
@@ -41,8 +43,6 @@ from tidesink.sinks.runtime.control import (
 )
 from tidesink.sinks.runtime.observers import Heartbeat
 from tidesink.sinks.schema_changes.decisions import KnownColumns, PolicyChoices
-from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
-from tidesink.sinks.schema_sources.database_types import DatabaseColumns, DatabaseTypes
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, store_keys
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import (

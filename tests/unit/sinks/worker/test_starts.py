@@ -22,10 +22,10 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SchemaRefusedError, StateStoreError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import PLACE
-from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.open_table import decoding_parts

@@ -20,14 +20,14 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.flat_avro import flat_avro_plan
 from tidesink.sinks.decode.plans import SubjectSchemas
+from tidesink.sinks.decode.schema_history import MOST_SCHEMAS, SchemaUse
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.decode.target_rows import DroppedById, dropped_in_order
+from tidesink.sinks.decode.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.schema_history import MOST_SCHEMAS, SchemaUse
-from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.worker.open_table import decoding_parts
 
 COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tidesink.config import Config
 from tidesink.events import TableId
 from tidesink.sinks.decode.filtering import FilterCheck
+from tidesink.sinks.decode.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.kafka.topic_reader import TopicReader
-from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.state.progress import StatusStore
 
 if TYPE_CHECKING:
