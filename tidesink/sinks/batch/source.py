@@ -34,6 +34,7 @@ from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.decode.filtering import CHUNK
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.kafka.topic_reader import Records
 from tidesink.sinks.laws.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.spark.errors import Reporting, raised_passing_failures, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
-Records = Iterator[pa.RecordBatch]
 
 # The number of records per shuffle task of a batch.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
@@ -78,33 +78,6 @@ class RecordReader(Protocol):
 
     def over(self, session: SparkSession, ranges: Sequence[Any], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each input."""
-
-
-class TopicReader(Protocol):
-    """Interface: reads records of topics, from which the columns and types of tables are learned."""
-
-    @property
-    def tasks(self) -> int:
-        """The number of tasks that answer a question at the same time."""
-
-    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        """Returns the answers to ``question`` on the records of the ranges, in the order of the ranges.
-
-        A large range may be split. Then each part has its own answer.
-
-        Raises:
-            SourceError: Kafka refuses the request, or does not answer.
-        """
-
-    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Yields the records of the ranges, which this process reads, one batch at a time.
-
-        Raises:
-            SourceError: Kafka refuses the request, or does not answer.
-        """
-
-    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        """Yields the records of the ranges as messages, without Kafka tombstones. This process reads them."""
 
 
 class KafkaSource:

@@ -33,8 +33,9 @@ from tidesink.sinks.batch.record_frames import (
     full_name,
     table_of,
 )
-from tidesink.sinks.batch.source import KafkaSource, SparkReader, raise_first, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource, WorkerReader, raise_first, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
 from tidesink.sinks.kafka.offsets import (
@@ -51,7 +52,7 @@ from tidesink.sinks.kafka.offsets import (
     up_to,
 )
 from tidesink.sinks.schema_changes.connector_topic import SchemaChangeTopic
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import LastRecord, StateStore
@@ -528,7 +529,7 @@ class KeptRead:
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["unlisted"]}))
             if any(head["ddl"] for head in heads):
                 # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
-                self._ddl.scan(SparkReader(self._source, session), self._found)
+                self._ddl.scan(WorkerReader(self._source, SparkEngine.of(session)), self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(

@@ -18,6 +18,7 @@ from typing import Final
 
 from tidesink.ddl.row_changes import EMPTYING, RowDdl
 from tidesink.ddl.topic_statements import SHOWN_SQL
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.schema_changes.decisions import (
     Chosen,
     DecidedChange,
@@ -26,7 +27,6 @@ from tidesink.sinks.schema_changes.decisions import (
     SchemaChange,
     chosen_of,
 )
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.state.progress import Progress
 
 _UNTIMED: Final = (

@@ -25,12 +25,11 @@ from tidesink.config.table_checks import loads_quiet_tables, quiet_tables, topic
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.source import WorkerReader
-from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
 from tidesink.sinks.runtime.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.source_database.database import stored_tables, translated
+from tidesink.source_database.database import OPTION, stored_tables, translated
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.source import RecordReader
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, without_records
@@ -22,6 +21,8 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     waiting_records,
 )
+from tidesink.sinks.kafka.watermarks import MOST_WAITING
+from tidesink.sinks.laws.bound import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.snapshots.parts import Snapshot
@@ -29,7 +30,6 @@ from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.continuity import late_start
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.rewind import again_only
-from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 
 class TopicReading:

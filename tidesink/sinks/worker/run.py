@@ -26,8 +26,11 @@ from tidesink.errors import SourceError, SparkEndedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.cuts.bounds import open_bounds
+from tidesink.sinks.cuts.publishing import Cuts
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+from tidesink.sinks.kafka.watermarks import Standing, WatermarkFollower, watermark_reader
 from tidesink.sinks.letters.topic import dead_letters_of
 from tidesink.sinks.runtime.context import (
     Failpoints,
@@ -54,13 +57,10 @@ from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.bounds import open_bounds
-from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.sinks.worker.topic_ends import TopicEnds
-from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,6 +26,7 @@ from tidesink.errors import (
     type_change_way,
 )
 from tidesink.events import TableId
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.executor import SparkExecutor
@@ -38,7 +39,6 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.snapshots.parts import (
     KeyOrderError,
     PartJob,

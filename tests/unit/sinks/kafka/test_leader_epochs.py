@@ -22,7 +22,6 @@ from tests.worker_contexts import no_fetch
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Reduction, Settled, next_progress
 from tidesink.sinks.jobs.changes import Changes
@@ -32,6 +31,7 @@ from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, CheckedLogs, LeaderEp
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
 from tidesink.sinks.laws import counts as batch_counts
+from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.laws.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.letters.topic import Chosen
 from tidesink.sinks.runtime.context import StopRequestedError, may_pass
