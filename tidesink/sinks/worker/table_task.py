@@ -184,15 +184,10 @@ class TableTurns:
             rewind_due=self.rewinds.is_due(progress),
             is_outrun=self.snapshot.is_outrun(progress),
             has_ddl=self.has_ddl,
-            has_part=self.has_part(offsets),
+            has_part=self.snapshot.goes_on(progress, offsets, reading.settled_offsets()),
             read_part_last=self.snapshot.read_part_last,
             has_changes=reading.unread(offsets) > 0,
         )
-
-    def has_part(self, offsets: TopicOffsets) -> bool:
-        """Return True if the next part of the table's snapshot can be read now."""
-        progress, applied = self.opened.progress, self.reading.settled_offsets()
-        return progress is not None and self.snapshot.goes_on(progress, offsets, applied)
 
     @property
     def has_ddl(self) -> bool:
@@ -477,11 +472,12 @@ class TableTask:
         """
         if offsets is None or self.status.is_stopped or self.opened.hold is None:
             return None
-        progress = self.opened.topic_progress
-        again = progress is not None and progress.read_again
-        if again or self._turns.has_part(offsets) or self.has_ddl:
+        progress, topic_progress = self.opened.committed, self.opened.topic_progress
+        if topic_progress is not None and topic_progress.read_again:
             return None
-        if self._rewinds.is_due(self.opened.committed):
+        if self._snapshot.goes_on(progress, offsets, self.reading.settled_offsets()):
+            return None
+        if self.has_ddl or self._rewinds.is_due(progress):
             return None
         return self.reading.nearly_read_up_to(offsets)
 
