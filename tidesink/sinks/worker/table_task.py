@@ -27,7 +27,7 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import fit_shuffle
-from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
+from tidesink.sinks.jobs.base import BatchOutcome, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
 from tidesink.sinks.jobs.executor import SparkExecutor
 from tidesink.sinks.jobs.run import applied_event, run_batch
@@ -39,7 +39,6 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.snapshots.parts import (
     KeyOrderError,
     PartJob,
@@ -268,22 +267,12 @@ class TableTurns:
         if plan is not None and asked is not None:
             if not self.runner.begin(0, left=self.reading.lag):
                 return
-            self._rewind_ddl(plan)
+            retry.call(partial(self.rewinds.rewind_ddl, plan))
             outcome = self.runner.run(Rewind(self.reading.after_skipped(plan), asked.number))
             self.runner.take(outcome)
             if outcome.pending:
                 return
         self.rewinds.settle()
-
-    def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
-
-        This is done before the rewind is committed, because reading DDL twice does no harm.
-        """
-        ddl = self.context.topics.ddl(self.opened.topic)
-        for part in plan.ranges:
-            if part.partition == DDL_PARTITION:
-                self._retry.call(partial(ddl.rewind, plan.found, part.start))
 
     @property
     def _retry(self) -> RetryPolicy:
