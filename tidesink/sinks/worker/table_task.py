@@ -147,7 +147,7 @@ class TableTurns:
     ddl: SourceDdl
     runner: BatchRunner
 
-    def take(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
+    def take_turn(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
         """Take one turn.
 
         ``offsets``: the topic's current offsets, or None if it does not exist. ``passes``: True if records
@@ -482,7 +482,7 @@ class TableTask:
         that contain nothing for the table may be skipped without a commit.
         """
         try:
-            self._turns.take(offsets, passes=passes)
+            self._turns.take_turn(offsets, passes=passes)
             self.status.recover()
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
