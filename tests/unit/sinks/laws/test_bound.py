@@ -202,7 +202,6 @@ def test_ddl_above_the_bound_waits() -> None:
     )
     assert up_to([early, late, untimed], 10) == (early, untimed)
     assert up_to([early, late], None) == [early, late]
-    assert up_to(None, 10) is None
 
 
 def test_of_a_version_with_many_files_those_are_looked_for_that_the_table_has_no_more() -> None:

@@ -59,8 +59,9 @@ PREFLIGHT: Final = schema.DeltaPreflight(schema.check, FILE_PROPERTIES)
 
 
 def open_target(config: Config, spark: SparkEngine, store: StateStore) -> DeltaTarget:
-    """Return the Delta target that a config describes. It also records each batch's progress in the state
-    store.
+    """Return the Delta target that a config describes.
+
+    ``store``: has the progress of commits that Delta has removed from a table's log.
 
     Raises:
         ConfigError: the path is local and cannot be written to.
