@@ -20,12 +20,12 @@ import structlog
 
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
 from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import RewindControl, change_control
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.state.source_reads import rewound
 
