@@ -226,7 +226,7 @@ class RangeFrame:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The results of all tasks: one row for each row to apply, bad record, DDL event and truncate."""
+        """The results of all tasks: one row for each row to apply, bad record and truncate."""
         return _unpacked(self.stored, self.task) if self.over_ranges is None else self.over_ranges
 
     @property

@@ -252,8 +252,8 @@ class BatchRun:
         """Stores the batch's DDL events. Returns the newest one, or None."""
         if not (job.writes_letters and reduction.summary.counts.ddl):
             return None
-        topic_id = reduction.plan.found.topic_id
-        return keep_ddl(self._context, reduction.results.frame, topic_id, progress)
+        context, topic_id = self._context, reduction.plan.found.topic_id
+        return keep_ddl(context.store, context.source, reduction.summary.ddl, topic_id, progress)
 
     def _committed(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         with self._steps.step("committed"):
