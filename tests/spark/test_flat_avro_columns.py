@@ -298,11 +298,7 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     assert (counts.upserts, counts.deletes, counts.superseded, counts.applied) == (1, 1, 2, 2)
     assert summary.places[TopicPartition(TOPIC, 0)].watermark == 600
     assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "FramingError")]
-    bad = [row for row in rows if row["_op"] == "bad"]
-    assert [(row["_offset"], row["_detail"]["key"], row["_detail"]["value"]) for row in bad] == [
-        (6, b"bad", b"worse"),
-        (7, b"bad", b"worse"),
-    ]
+    assert [row["_offset"] for row in rows if row["_op"] == "bad"] == [6, 7]
 
 
 @FULL

@@ -33,7 +33,8 @@ from tidesink.sinks.batch.record_frames import (
     full_name,
     table_of,
 )
-from tidesink.sinks.batch.source import KafkaSource, SparkReader, raise_first, translated_read_errors
+from tidesink.sinks.batch.reports import raise_first
+from tidesink.sinks.batch.source import KafkaSource, SparkReader, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.leader_epochs import LeaderEpochs

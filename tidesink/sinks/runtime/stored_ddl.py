@@ -61,4 +61,5 @@ def with_time(event: StoredDdl, source: KafkaSource) -> StoredDdl:
 
 def _stored(record: DdlRecord, topic_id: str) -> StoredDdl:
     topic, partition = record.place
-    return StoredDdl(topic, topic_id, partition, record.offset, *record.statement)
+    commit_ts, kind, query, time = record.statement
+    return StoredDdl(topic, topic_id, partition, record.offset, commit_ts, kind, query, time)

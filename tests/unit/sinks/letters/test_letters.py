@@ -104,9 +104,9 @@ def test_a_letter_is_the_record_as_kafka_has_it_and_one_of_its_faults() -> None:
             for n in range(wanted.start, wanted.end)
         )
 
-    same = {"topic": "t", "error": "FilterError", "key_id": 6, "value_id": None}
+    same = {"error": "FilterError", "key_id": 6, "value_id": None}
     faults = [
-        {**same, "partition": part, "offset": at, "reason": why}
+        {"_topic": "t", "_partition": part, "_offset": at, "_detail": {**same, "reason": why}}
         for part, at, why in ((0, 4, "a"), (1, 4, "c"), (0, 9, "d"), (0, 4, "a"))
     ]
     bad = faults_by_place([pa.RecordBatch.from_pylist(faults[:2]), pa.RecordBatch.from_pylist(faults[2:])])

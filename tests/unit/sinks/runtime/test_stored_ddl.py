@@ -43,9 +43,13 @@ def test_ddl_is_stored_in_the_order_of_its_partitions(store: SqlStateStore) -> N
     last = keep_ddl(store, UNREAD, records, "id", PROGRESS)
     assert last == {"commit_ts": 7, "kind": "ALTER", "query": records[1].statement.query}
     stored = load_ddl(store, "shop", [ORDERS])
-    assert [one._replace(table="") for one in stored] == [
-        StoredDdl("app", "id", *record.place[1:], record.offset, *record.statement, batch=3)
-        for record in reversed(records)
+    assert [(event.topic, event.topic_id, event.batch) for event in stored] == [("app", "id", 3)] * 3
+    assert [
+        (event.partition, event.offset, event.commit_ts, event.kind, event.query, event.time)
+        for event in stored
+    ] == [
+        (record.place.partition, record.offset, *record.statement)
+        for record in (records[2], records[1], records[0])
     ]
 
 
