@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 def no_fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
     """For a source whose records nobody reads."""
     raise AssertionError(f"no records are expected to be read: {wanted}")
+
+
+def no_spark() -> AbstractContextManager[SparkSession]:
+    """For an engine that must not start."""
+    raise AssertionError("Spark is not expected to start")
 
 
 def worker_context(

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import TidesinkError
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ReducedBatch, TargetTable
 
@@ -103,10 +104,11 @@ class HeldMerge:
         self._begun, self._go = gate / "begun", gate / "go"
         assert batch.frame is not None
         payloads = batch.payloads
+        assert payloads is None or isinstance(payloads, SparkRows)
         self._batch = replace(
             batch,
             frame=_held(batch.frame, "_op", self._begun, self._go),
-            payloads=payloads and _held(payloads, "payload", self._begun, self._go),
+            payloads=payloads and SparkRows(_held(payloads.frame, "payload", self._begun, self._go)),
         )
         self._progress = progress
         self._thread = threading.Thread(target=self._merge)

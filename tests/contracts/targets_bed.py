@@ -11,6 +11,7 @@ import pyarrow as pa
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decode.target_rows import key_type, row_type
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -224,7 +225,7 @@ def frame_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow
     return spark.createDataFrame(table, schema).persist()
 
 
-def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow]) -> Any:
+def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow]) -> SparkRows:
     """The rows as a worker's tasks pack them: two payloads, and one without rows."""
     schema = pa.schema(
         [
@@ -244,7 +245,7 @@ def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[Reduced
     packed = [_packed(pa.Table.from_pylist(part, schema)) for part in (values[:half], values[half:])]
     types = pa.schema([("payload", pa.binary()), ("error", pa.binary())])
     table = pa.table([[*packed, None], [None] * 3], schema=types)
-    return spark.createDataFrame(table, "payload binary, error binary").persist()
+    return SparkRows(spark.createDataFrame(table, "payload binary, error binary").persist())
 
 
 def _values(rows: Sequence[ReducedRow]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from tests.contracts.targets_bed import AMOUNT, NAME, Bed, progress, row, shape,
 from tests.contracts.test_targets_delta_partitions import made
 from tests.full import each, quick_on
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.base import (
     ApplyHooks,
@@ -66,8 +67,8 @@ def _staged(table: TargetTable, batch: ReducedBatch) -> ReducedBatch:
 
 
 def _ranges(batch: ReducedBatch) -> list[pa.RecordBatch]:
-    assert batch.payloads is not None
-    return [rows for rows in unpack(batch.payloads.toArrow().to_batches()) if len(rows)]
+    assert isinstance(batch.payloads, SparkRows)
+    return [rows for rows in unpack(batch.payloads.frame.toArrow().to_batches()) if len(rows)]
 
 
 def _files(batch: ReducedBatch) -> list[Path]:

@@ -21,6 +21,7 @@ from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.runtime.context import may_pass
 from tidesink.sinks.spark.errors import raised_task_errors as _errors
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import UPSERT, ipc_stream
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.sql.load import IS_DELETE, Loader, StagedColumn, StagedRows, stage_rows
@@ -83,7 +84,7 @@ def _no_code(_error: BaseException) -> None:
 
 def _sent(spark: SparkSession, error: Exception) -> None:
     """Rows that a task sends to a service."""
-    run_tasks(spark.range(1), _Failing(error), table="shop.t")
+    run_tasks(SparkRows(spark.range(1)), _Failing(error), table="shop.t")
 
 
 def _read(spark: SparkSession, error: Exception) -> None:
@@ -102,7 +103,7 @@ def _loaded(spark: SparkSession, error: Exception) -> None:
     loader = Loader(Endpoint("h", 1, "d", "u", "p"), "", _Failing(error), _no_code, False, rows)
     payload = ipc_stream(pa.record_batch({"_op": [UPSERT]}))
     payloads = spark.createDataFrame([(payload, None)], "payload binary, error binary")
-    stage_rows(loader, ReducedBatch(shape(), 1, 0, payloads=payloads))
+    stage_rows(loader, ReducedBatch(shape(), 1, 0, payloads=SparkRows(payloads)))
 
 
 _STEPS: Final = (_read, _sent, _loaded)

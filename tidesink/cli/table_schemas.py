@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.record_frames import opened
-from tidesink.sinks.batch.source import raise_first
+from tidesink.sinks.batch.reports import raise_first
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.open import open_decoding, open_unprojected

@@ -36,7 +36,6 @@ SPARK_ALLOWED: Final = (
     "sinks/decode/filtering.py",
     "sinks/letters/tasks.py",
     "sinks/runtime/shared_reads.py",
-    "sinks/runtime/stored_ddl.py",
     "sinks/spark/*.py",
     "sinks/targets/**",
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,15 @@ from tidesink.sinks.batch.record_frames import (
     over_ranges,
     split_ranges,
 )
-from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
+from tidesink.sinks.batch.reports import KafkaRead, TaskReports
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work
 from tidesink.sinks.decode.filtering import CHUNK
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.kafka.topic_reader import Records
 from tidesink.sinks.laws.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.spark.errors import Reporting, raised_passing_failures, raised_task_errors
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.sinks.targets.base import StagedPart
 
@@ -55,29 +56,19 @@ R = TypeVar("R")
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
-class KafkaRead(NamedTuple):
-    """How much a batch has read from Kafka.
-
-    Attributes:
-        records: The number of records.
-        bytes: The size of their keys and values in bytes.
-        unlisted: The number of rows of tables that the pipeline does not know.
-        decoded: The size of the decoded records in the tasks' memory, in bytes.
-        ddl: The number of DDL events of any table.
-    """
-
-    records: int
-    bytes: int
-    unlisted: int = 0
-    decoded: int = 0
-    ddl: int = 0
-
-
 class RecordReader(Protocol):
     """Interface: reads the records of inputs in Spark tasks. A reader reads inputs of one kind."""
 
     def over(self, session: SparkSession, ranges: Sequence[Any], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each input."""
+
+
+@runtime_checkable
+class LocalReader(Protocol):
+    """Interface: reads the records of inputs in this process, without Spark."""
+
+    def records_of(self, wanted: Any) -> Iterator[pa.RecordBatch]:
+        """Yields the records of an input."""
 
 
 class KafkaSource:
@@ -90,6 +81,14 @@ class KafkaSource:
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
         self.fetch = fetch
         self.opens_up_to = opens_up_to
+
+    def records_of(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a range, which this process reads.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
+        return self.fetch(wanted)
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each range.
@@ -192,8 +191,7 @@ class RangeFrame:
     Attributes:
         task: The task that ran on the ranges.
         stored: The frame of the tasks' result rows, which Spark stores.
-        heads: The result rows without their payloads: counts, hashes of keys, and errors.
-        read: The amounts of data that were read from Kafka.
+        reports: The reports of the tasks.
         summary: What the tasks report about the batch's records.
         over_ranges: The reduced rows of all ranges together, if a key was in several ranges. Else None.
         staged: What the tasks report about rows that they wrote to the target for a later commit (staged
@@ -202,34 +200,42 @@ class RangeFrame:
 
     task: RangeTask
     stored: DataFrame
-    heads: Sequence[Any]
-    read: KafkaRead
+    reports: TaskReports
     summary: BatchSummary
     over_ranges: DataFrame | None = None
     staged: tuple[StagedPart, ...] | None = None
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The results of all tasks: one row for each row to apply, bad record, DDL event and truncate."""
+        """The results of all tasks: one row for each row to apply, bad record and truncate."""
         return _unpacked(self.stored, self.task) if self.over_ranges is None else self.over_ranges
 
     @property
-    def payloads(self) -> DataFrame | None:
+    def payloads(self) -> SparkRows | None:
         """The packed rows of the tasks. None if the rows are staged, or if several ranges were reduced
         together.
         """
         as_packed = self.over_ranges is None and self.staged is None
-        return self.stored.select("payload", "error") if as_packed else None
+        return SparkRows(self.stored.select("payload", "error")) if as_packed else None
+
+    def rows_of(self, kind: str, columns: Sequence[str]) -> SparkRows:
+        """Returns columns of the rows of ``frame`` with this value of ``_op``."""
+        return SparkRows(self.frame.where(F.col("_op") == kind).select(*columns))
+
+    @property
+    def read(self) -> KafkaRead:
+        """The amounts of data that were read from Kafka."""
+        return self.reports.read
 
     @property
     def row_by_row_records(self) -> int:
         """The number of records that the slower row codec decoded."""
-        return _counted(self.heads, "row_by_row_records")
+        return self.reports.row_by_row_records
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
         """The hashes (``reduce.key_hashes``) of the keys of all rows to apply."""
-        return np.frombuffer(b"".join(data for _, data in _key_places(self.heads)), np.uint64)
+        return self.reports.hashes
 
     def release(self) -> None:
         """Release the result rows that Spark stores."""
@@ -258,13 +264,12 @@ def reduced_ranges(
     # The checkpoint is lazy: the job that collects the heads also stores the payloads, as for a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
-        heads = stored.drop("payload").collect()
-        raise_first(heads)
-        read = KafkaRead(*(_counted(heads, name) for name in KafkaRead._fields))
-        range_frame = RangeFrame(task, stored, heads, read, _summary(heads))
+        reports = TaskReports(stored.drop("payload").collect())
+        reports.raise_error()
+        range_frame = RangeFrame(task, stored, reports, reports.summary)
         if task.sink is None:
             return _reduced_over_ranges(range_frame)
-        staged = _staged(heads)
+        staged = reports.staged
         if staged is not None:
             return replace(range_frame, staged=staged)
         release_stored(stored)
@@ -282,24 +287,6 @@ def unpacked_ranges(session: SparkSession, task: RangeTask, reader: RecordReader
     (``spark.errors.raised_task_errors``).
     """
     return _unpacked(_packed(session, task, reader), task)
-
-
-def _counted(heads: Sequence[Any], name: str) -> int:
-    return sum(head[name] or 0 for head in heads)
-
-
-def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
-    """Returns what all tasks report about the rows that they staged in the target. Returns None if some rows
-    could not be staged, or if a key is in two ranges.
-    """
-    parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
-    failed = any(part.failure is not None for part in parts)
-    return None if failed or len(mixed_hashes(_key_places(heads))) else parts
-
-
-def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
-    """Returns, for each payload, its topic and partition and the hashes of its keys."""
-    return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
@@ -338,11 +325,12 @@ def release_stored(stored: DataFrame) -> None:
         stored.unpersist()
 
 
-def raise_first(heads: Sequence[Any]) -> None:
-    """Raise the first error that a task returned, if any."""
-    for head in heads:
-        if head["error"] is not None:
-            raise pickle.loads(head["error"])  # noqa: S301  (our own task wrote it)
+def frame_of_payloads(session: SparkSession, payloads: pa.Table, task: RangeTask) -> DataFrame:
+    """Returns a frame with the rows of payloads, in the columns of ``reduced_schema``.
+
+    ``payloads``: the columns ``payload`` and ``error`` of the result rows of ``task``.
+    """
+    return _unpacked(session.createDataFrame(payloads, "payload binary, error binary"), task)
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
@@ -352,10 +340,6 @@ def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
     return stored.select("payload", "error").mapInArrow(unpack, schema)
 
 
-def _summary(heads: Sequence[Any]) -> BatchSummary:
-    return joined_summaries([pickle.loads(head["summary"]) for head in heads if head["summary"]])  # noqa: S301
-
-
 def _reduced_over_ranges(range_frame: RangeFrame) -> RangeFrame:
     """Reduces the rows of all ranges together, if a key is in several ranges.
 
@@ -363,7 +347,7 @@ def _reduced_over_ranges(range_frame: RangeFrame) -> RangeFrame:
     key and commit_ts is kept. Under ``sequence_by: kafka`` such keys are an error, and are listed in the
     summary.
     """
-    if not len(mixed_hashes(_key_places(range_frame.heads))):
+    if not range_frame.reports.has_mixed_keys:
         return range_frame
     rules = range_frame.task.plan.rules
     if rules.versions or rules.sequenced:

@@ -27,6 +27,8 @@ from tidesink.sinks.laws.counts import (
     BadRecord,
     BadRow,
     BatchSummary,
+    DdlRecord,
+    DdlStatement,
     EventCounts,
     PartitionSummary,
     RowFacts,
@@ -42,6 +44,7 @@ from tidesink.sinks.laws.counts import (
 )
 from tidesink.sinks.laws.reduce import Reduction, unmatched_rows
 from tidesink.sinks.laws.schema_rows import RowSpan, span_of
+from tidesink.sinks.state.progress import MOST_EVENTS
 from tidesink.typemap.target_schema import TargetSchema
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")
@@ -113,6 +116,7 @@ def _placed(
             )
         },
         bad_records=_first(place, others),
+        ddl=_newest_ddl(place, others),
         truncates=tuple(Truncate(place, truncate.offset) for truncate in truncates[:1]),
     )
 
@@ -154,6 +158,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         bad_records=tuple(bad for summary in summaries for bad in summary.bad_records),
         bad_rows=tuple(bad for summary in summaries for bad in summary.bad_rows),
         truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
+        ddl=tuple(record for summary in summaries for record in summary.ddl),
     )
 
 
@@ -320,6 +325,15 @@ def _first_warning(place: TopicPartition, rows: Iterable[pa.Table]) -> tuple[Row
     """Returns the first row that is applied with a warning, in a tuple; an empty tuple without such a row."""
     found = [tuple(one.values()) for table in _warned(rows) for one in table.to_pylist()]
     return (RowWarning(place, *min(found)),) if found else ()
+
+
+def _newest_ddl(place: TopicPartition, others: Iterable[OtherRecord]) -> tuple[DdlRecord, ...]:
+    """Returns the newest DDL records in the order of their offsets, with the first event of each record."""
+    statements = dict[int, DdlStatement]()
+    for record in others:
+        if record.statement is not None:
+            statements.setdefault(record.offset, record.statement)
+    return tuple(DdlRecord(place, *item) for item in sorted(statements.items())[-MOST_EVENTS:])
 
 
 def _first_bad(others: Iterable[OtherRecord]) -> OtherRecord | None:

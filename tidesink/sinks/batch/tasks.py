@@ -102,10 +102,6 @@ _DETAIL: Final = pa.struct(
         ("reason", pa.string()),
         ("key_id", pa.int64()),
         ("value_id", pa.int64()),
-        ("fields", pa.list_(pa.string())),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("time", pa.int64()),
     ]
 )
 _SEQUENCE: Final = pa.struct(
@@ -122,7 +118,7 @@ _SEQUENCE: Final = pa.struct(
 def reduced_schema(plan: DecodePlan) -> pa.Schema:
     """Returns the columns of the reduced frame, which has the results of all tasks of a batch.
 
-    The frame's rows are rows to apply, bad records, DDL events and truncates. The winning event of a key is
+    The frame's rows are rows to apply, bad records and truncates. The winning event of a key is
     the event whose change is applied, which is the last one.
 
     ================  ========  ========================================================================
@@ -140,9 +136,8 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
                                 the old key, or in a change log the preimage
     ``_zero_dates``   array     names of columns with an impossible date, which was set to null
     ``_ambiguous_times`` array  names of columns whose local time occurs twice, so that a policy chose one
-    ``_detail``       struct    for records that are not rows: error, reason, key_id, value_id, fields, key,
-                                value, and Kafka's time if the task read it; for a row with a warning: the
-                                reason
+    ``_detail``       struct    for bad records: error, reason, and the registry ids of their schemas (key_id,
+                                value_id); for a row with a warning: the reason
     ``_kept``         array     only if the plan ``keeps_values``: columns of ``after`` whose value the source
                                 did not send, so that the stored value is kept; null without such columns
     ``_after_delete`` boolean   only if the plan ``keeps_values``: true if the batch deletes the key before

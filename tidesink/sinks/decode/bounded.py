@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.ddl.history import ddl_moment
-from tidesink.sinks.decode.records import DDL, WATERMARK, DecodedRecords
+from tidesink.sinks.decode.records import WATERMARK, DecodedRecords
 from tidesink.sinks.laws.counts import least
 
 
@@ -55,7 +55,8 @@ def _ddl_above(decoded: DecodedRecords, bound: int) -> Iterator[int]:
     An event with an impossible commit time is not yielded, because no bound would ever reach that time.
     """
     for event in decoded.others:
-        moment = ddl_moment(event.commit_ts, None, event.time) if event.kind == DDL else None
+        statement = event.statement
+        moment = None if statement is None else ddl_moment(event.commit_ts, None, statement.time)
         if moment is not None and moment > bound:
             yield event.offset
 

@@ -53,10 +53,10 @@ from tidesink.events import (
 )
 from tidesink.sinks.decode.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import last_record
-from tidesink.sinks.laws.counts import latest, least
+from tidesink.sinks.laws.counts import DdlStatement, latest, least
 from tidesink.sinks.laws.reduce import WARNING, named_rows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
-from tidesink.sinks.state.progress import LastRecord
+from tidesink.sinks.state.progress import MOST_QUERY, LastRecord
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import Convert, unchanged
 
@@ -73,8 +73,8 @@ TRUNCATE: Final = "truncate"
 
 KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
 FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
-# Events that are only counted. They are not rows of the reduced frame.
-COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
+# Events that are not rows of the reduced frame. They are counted, and the summary has the statements of DDL.
+COUNTED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
     "The table has no key, and the delete event lacks the deleted row. Have the producer write the row "
@@ -157,9 +157,9 @@ class OtherRecord:
             text of the schema with which the record was written.
         key_id: The registry id of the key's schema.
         value_id: The registry id of the value's schema.
-        key: The bytes of the key. Only bad records and DDL events have them.
-        value: The bytes of the value. Only bad records and DDL events have them.
-        time: For a DDL event, Kafka's timestamp in ms since 1970.
+        key: The bytes of the key. Only bad records have them.
+        value: The bytes of the value. Only bad records have them.
+        statement: The statement of a DDL event.
     """
 
     kind: str
@@ -175,7 +175,13 @@ class OtherRecord:
     value_id: int | None = None
     key: bytes | None = None
     value: bytes | None = None
-    time: int | None = None
+    statement: DdlStatement | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the bytes and texts that the record has of its message."""
+        query = "" if self.statement is None else self.statement.query
+        return len(self.key or b"") + len(self.value or b"") + len(query)
 
 
 @dataclass(frozen=True)
@@ -497,7 +503,7 @@ class DecodedRecords:
     def nbytes(self) -> int:
         """The memory in bytes that row changes, bad records and DDL events use."""
         rows = sum(int(table.rows.nbytes) for table in self.tables)
-        return rows + sum(len(record.key or b"") + len(record.value or b"") for record in self.others)
+        return rows + sum(record.nbytes for record in self.others)
 
     def add(self, other: DecodedRecords) -> None:
         """Add the events and counts of records that come later in the range."""
@@ -657,8 +663,10 @@ class _Places:
         """Describes a record with a DDL event, a watermark or another message without rows."""
         index = event.position.index
         if isinstance(event, DdlEvent):
+            query, time = event.query[:MOST_QUERY], self._time(record)
+            statement = DdlStatement(event.commit_ts, event.kind, query, time)
             moment = _signed(event.commit_ts)
-            return self._with_bytes(record, index, DDL, commit_ts=moment, time=self._time(record))
+            return self._at(record, DDL, index=index, commit_ts=moment, statement=statement)
         if isinstance(event, WatermarkEvent):
             return self._at(record, WATERMARK, index=index, commit_ts=_signed(event.commit_ts))
         return self._at(record, MESSAGE, index=index)

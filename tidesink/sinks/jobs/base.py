@@ -30,7 +30,8 @@ from tidesink.sinks.targets.base import StagedPart, TargetTable
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
     from tidesink.ddl.row_changes import RowDdl
-    from tidesink.sinks.batch.source import KafkaRead, RecordReader
+    from tidesink.sinks.batch.reports import KafkaRead
+    from tidesink.sinks.batch.source import RecordReader
     from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.decode.plans import DecodePlan
     from tidesink.sinks.decode.records import EventRules, Input

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.source import KafkaRead, RecordReader
+    from tidesink.sinks.batch.reports import KafkaRead
+    from tidesink.sinks.batch.source import RecordReader
     from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.laws.counts import BatchSummary
-    from tidesink.sinks.targets.base import StagedPart
+    from tidesink.sinks.targets.base import StagedPart, TaskRows
 
 
 class TaskResults(Protocol):
@@ -42,8 +43,11 @@ class TaskResults(Protocol):
         """The reduced rows in the columns of ``batch.tasks.reduced_schema``."""
 
     @property
-    def payloads(self) -> DataFrame | None:
+    def payloads(self) -> TaskRows | None:
         """The packed rows of the tasks. None if they are staged, or if ranges were reduced together."""
+
+    def rows_of(self, kind: str, columns: Sequence[str]) -> TaskRows:
+        """Returns columns of the rows of ``frame`` with this value of ``_op``, such as bad records."""
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:

@@ -30,7 +30,9 @@ import structlog
 
 from tidesink.errors import CommitUnknownError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import KafkaRead, omitting, rows_to_write, translated_read_errors
+from tidesink.sinks.batch.reports import KafkaRead
+from tidesink.sinks.batch.source import omitting, rows_to_write, translated_read_errors
+from tidesink.sinks.decode.records import BAD
 from tidesink.sinks.jobs.base import (
     BatchOutcome,
     EmptyFirst,
@@ -46,7 +48,7 @@ from tidesink.sinks.jobs.base import (
 from tidesink.sinks.jobs.reading import BatchSchema, Reading, Staging, Steps, reads_again
 from tidesink.sinks.laws.counts import Account, filtered_of
 from tidesink.sinks.laws.modes import kept_shape
-from tidesink.sinks.letters.tasks import write_bad_records
+from tidesink.sinks.letters.tasks import FAULT_COLUMNS, write_bad_records
 from tidesink.sinks.letters.topic import LetterStamp
 from tidesink.sinks.runtime.observers import BatchApplied
 from tidesink.sinks.runtime.stored_ddl import keep_ddl
@@ -243,7 +245,8 @@ class BatchRun:
         letters.prepare()
         source, codec = self._context.source, self._context.config.source.protocol
         stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
-        written = write_bad_records(reduction.results.frame, source.fetch, letters.topic, stamp)
+        bad = reduction.results.rows_of(BAD, FAULT_COLUMNS)
+        written = write_bad_records(bad, source.fetch, letters.topic, stamp)
         return reduction.summary.counts.bad - (written.records - written.acknowledged)
 
     def _kept_ddl(
@@ -252,8 +255,8 @@ class BatchRun:
         """Stores the batch's DDL events. Returns the newest one, or None."""
         if not (job.writes_letters and reduction.summary.counts.ddl):
             return None
-        topic_id = reduction.plan.found.topic_id
-        return keep_ddl(self._context, reduction.results.frame, topic_id, progress)
+        context, topic_id = self._context, reduction.plan.found.topic_id
+        return keep_ddl(context.store, context.source, reduction.summary.ddl, topic_id, progress)
 
     def _committed(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         with self._steps.step("committed"):

@@ -95,7 +95,9 @@ class OpenConsumer(AssignedConsumer):
             SourceError: The brokers refuse the request.
         """
         with translated_kafka_errors():
-            asked = describe_topics(self._admin or self._renew_admin(), [topic], self._renew_admin)
+            # A client without waiting events is false, because its length is their number.
+            admin = self._renew_admin() if self._admin is None else self._admin
+            asked = describe_topics(admin, [topic], self._renew_admin)
             return str(asked[topic].result().topic_id)
 
     def _renew_admin(self) -> AdminClient:

@@ -107,6 +107,30 @@ class Truncate(NamedTuple):
     offset: int
 
 
+class DdlStatement(NamedTuple):
+    """The statement of a DDL event.
+
+    Attributes:
+        commit_ts: TiDB's TSO, or None.
+        kind: TiCDC's name of the change in canal-json, or TiDB's number of it in flat-avro.
+        query: The statement, at most its first ``MOST_QUERY`` characters.
+        time: Kafka's timestamp in ms since 1970. None if the task did not fetch timestamps.
+    """
+
+    commit_ts: int | None
+    kind: str
+    query: str
+    time: int | None
+
+
+class DdlRecord(NamedTuple):
+    """A record of a topic-partition with a DDL event."""
+
+    place: TopicPartition
+    offset: int
+    statement: DdlStatement
+
+
 @dataclass(frozen=True)
 class EventCounts:
     """The counts of one batch after its changes were reduced to one row per key.
@@ -226,6 +250,7 @@ class BatchSummary:
         bad_records: The first bad record of each topic-partition.
         bad_rows: The first bad row of each input from the source database.
         truncates: The first truncate of each topic-partition.
+        ddl: The newest ``MOST_EVENTS`` DDL events of each topic-partition, in the order of their offsets.
         mixed_keys: Some keys that are in several topic-partitions, as JSON. Empty if this is allowed.
     """
 
@@ -238,6 +263,7 @@ class BatchSummary:
     bad_records: tuple[BadRecord, ...] = ()
     bad_rows: tuple[BadRow, ...] = ()
     truncates: tuple[Truncate, ...] = ()
+    ddl: tuple[DdlRecord, ...] = ()
     mixed_keys: tuple[str, ...] = ()
 
     @property

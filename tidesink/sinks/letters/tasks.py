@@ -30,8 +30,8 @@ from tidesink.sinks.letters.topic import (
     read_records,
     write_letters,
 )
-from tidesink.sinks.spark.errors import Reporting
-from tidesink.sinks.spark.payloads import ROW_KINDS, task_number
+from tidesink.sinks.spark.attempts import task_attempt
+from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.sinks.state.source_reads import SourceRead, standing_of
 from tidesink.typemap.target_schema import quoted
 
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from tidesink.codecs.batch import ChangeTable
     from tidesink.sinks.batch.tasks import Fetch, Work
     from tidesink.sinks.decode.plans import DecodePlan
+    from tidesink.sinks.targets.base import TaskRows
     from tidesink.typemap.target_schema import TargetColumn
 
 Offsets = npt.NDArray[np.int64]
-_PLACE: Final = ("topic", "partition", "offset")
-_FAULT: Final = ("error", "reason", "key_id", "value_id")
+# The columns of a bad record (``batch.tasks.reduced_schema``) from which its letter is written.
+FAULT_COLUMNS: Final = ("_topic", "_partition", "_offset", "_detail")
 _OUTCOME_DDL: Final = "found bigint, written bigint"
 
 
@@ -56,10 +57,10 @@ class WrittenLetters(NamedTuple):
     acknowledged: int
 
 
-def write_bad_records(
-    reduced: DataFrame, fetch: Fetch, topic: LetterTopic, stamp: LetterStamp
-) -> WrittenLetters:
-    """Write the bad records of a batch to the dead-letter topic, from Spark tasks.
+def write_bad_records(bad: TaskRows, fetch: Fetch, topic: LetterTopic, stamp: LetterStamp) -> WrittenLetters:
+    """Write the bad records of a batch to the dead-letter topic, from tasks.
+
+    ``bad``: the rows of the bad records, in the columns ``FAULT_COLUMNS``.
 
     The tasks read the bad records from Kafka a second time, with headers, because batches do not carry the
     records' bytes. A record with several bad events becomes one letter, with the error of one of these
@@ -69,17 +70,14 @@ def write_bad_records(
         SourceError: Kafka refuses a task's request, or does not answer. The first task's error is raised with
             its own class.
     """
-    columns = (F.col(f"_{name}").alias(name) for name in _PLACE)
-    fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
-    bad = reduced.where(F.col("_op") == BAD).select(*columns, *fault)
     with translated_read_errors(stamp.table):
-        outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
-    return WrittenLetters(*(sum(int(row[name]) for row in outcomes) for name in ("found", "written")))
+        outcomes = bad.run(LetterTask(fetch, topic, stamp), _OUTCOME_DDL)
+    return WrittenLetters(sum(found for found, _ in outcomes), sum(written for _, written in outcomes))
 
 
 @dataclass(frozen=True)
 class LetterTask:
-    """Writes dead letters. Its input is rows with the location and the error of a bad record."""
+    """Writes dead letters. Its input is rows of bad records, in the columns ``FAULT_COLUMNS``."""
 
     fetch: Fetch
     topic: LetterTopic
@@ -91,7 +89,7 @@ class LetterTask:
         Yields one row: the number of bad records, and the number of written letters.
         """
         bad = faults_by_place(batches)
-        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task_number())
+        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task_attempt().number)
         yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -109,12 +107,12 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Returns rows with the errors of bad records, by the record's topic, partition and offset.
+    """Returns the errors of bad records (``_detail``), by the record's topic, partition and offset.
 
-    If a record has several such rows, the last one is returned.
+    If a record has several errors, the last one is returned.
     """
     rows = (row for batch in batches for row in batch.to_pylist())
-    return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
+    return {(row["_topic"], row["_partition"], row["_offset"]): row["_detail"] for row in rows}
 
 
 def _offsets_of(records: pa.RecordBatch) -> list[int]:

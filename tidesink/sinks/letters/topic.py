@@ -365,7 +365,8 @@ class LetterWriter:
 
     def send(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """Send one record. Waits while the producer's queue is full."""
-        producer = self._producer = self._producer or self._opened()
+        # A producer without waiting messages is false, because its length is their number.
+        producer = self._producer = self._opened() if self._producer is None else self._producer
         while True:
             self._check()
             try:

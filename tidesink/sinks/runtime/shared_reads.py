@@ -33,7 +33,8 @@ from tidesink.sinks.batch.record_frames import (
     full_name,
     table_of,
 )
-from tidesink.sinks.batch.source import KafkaSource, WorkerReader, raise_first, translated_read_errors
+from tidesink.sinks.batch.reports import raise_first
+from tidesink.sinks.batch.source import KafkaSource, WorkerReader, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange

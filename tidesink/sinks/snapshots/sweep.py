@@ -48,8 +48,8 @@ from tidesink.sinks.snapshots.source_keys import (
     open_target_reader,
     source_task,
 )
+from tidesink.sinks.spark.attempts import task_attempt
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.sinks.spark.payloads import task_number
 from tidesink.sinks.spark.session import in_session
 from tidesink.source_database.key_bounds import from_lists
 from tidesink.typemap.target_schema import quoted
@@ -106,7 +106,7 @@ class KeyTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the results of ``work`` on the keys in ``batches``, whose only column has them as structs."""
-        wanted = replace(self.wanted, number=task_number())
+        wanted = replace(self.wanted, number=task_attempt().number)
         yield from self.work(wanted, self._records(batches, wanted))
 
     def _records(self, batches: Iterable[pa.RecordBatch], wanted: KeyShare) -> Iterator[pa.RecordBatch]:

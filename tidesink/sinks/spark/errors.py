@@ -171,6 +171,33 @@ def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
         raise error.with_context(**context) from exc
 
 
+@contextmanager
+def raised_local_errors() -> Iterator[None]:
+    """Raise the errors of a task that runs in this process as ``raised_task_errors`` does for Spark's tasks.
+
+    Raises:
+        TidesinkError: The task raised this error.
+        SourceUnavailableError: This machine ran out of resources (``passing_failure``).
+        SourceError: The task failed because of a fault in its code.
+    """
+    try:
+        yield
+    except TidesinkError:
+        raise
+    except TaskError as exc:
+        raise task_error(exc) or _fault_error(exc) from exc
+    except Exception as exc:
+        raise passing_failure(exc) or _fault_error(exc) from exc
+
+
+def _fault_error(exc: Exception) -> SourceError:
+    fault = fault_of(exc.__cause__ or exc)
+    return SourceError(
+        f"A task of the batch failed ({fault.kind} at {fault.place}). Report this error with the version of "
+        f"tidesink."
+    )
+
+
 def _job_error(exc: BaseException) -> SourceError:
     description = summary(exc)
     if isinstance(exc, PythonException):

@@ -39,14 +39,6 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     yield from stream
 
 
-def task_number() -> int:
-    """Returns the number of the current task within its Spark stage, or 0 outside of Spark."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else int(context.partitionId())
-
-
 def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
     """Returns rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()

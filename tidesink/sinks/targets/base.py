@@ -204,6 +204,31 @@ class RowSink(Protocol):
         """Stage rows, and return their number and files. A task attempt may call this several times."""
 
 
+class TaskRows(Protocol):
+    """Rows that tasks produced. More tasks run where these rows are: in Spark, or in this process."""
+
+    def run(
+        self,
+        task: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+        ddl: str,
+        *,
+        tasks: int | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run a task on the rows, and return the rows that it yields, as tuples.
+
+        ``task``: maps record batches of these rows to record batches with the columns of ``ddl``. It reads
+            its input to the end. It is pickled if it runs in another process.
+        ``tasks``: the maximum number of parts into which the rows are divided, each with a task of its own.
+            None: as they are divided now.
+
+        Raises:
+            TidesinkError: the task failed, in this process. If it runs in Spark, Spark's exception is raised.
+        """
+
+    def in_session(self, session: SparkSession) -> TaskRows:
+        """Return the same rows. If they are in Spark, tasks then run with the settings of ``session``."""
+
+
 @dataclass(frozen=True)
 class ReducedBatch:
     """A batch reduced to at most one row per key, ready to be merged into the target.
@@ -220,9 +245,10 @@ class ReducedBatch:
     ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
         read returns the same rows, or fails.
     ``rows``: the batch's rows as Python objects, for targets without Spark.
-    ``payloads``: the rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them directly;
-        None if several offset ranges had events of one key. Targets ignore columns of the payloads that the
-        shape does not have. If set, a target with ``Capabilities.packed`` gets no frame.
+    ``payloads``: the rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them directly.
+        Their columns are ``payload`` and ``error`` (``spark.payloads.unpack``). None if several offset ranges
+        had events of one key. Targets ignore columns of the payloads that the shape does not have. If set, a
+        target with ``Capabilities.packed`` gets no frame.
     ``staged``: results of the tasks that reduced the rows and also wrote them to the target
         (``StagingTable``). If a task had several attempts, its part comes from the attempt whose result Spark
         returned.
@@ -247,7 +273,7 @@ class ReducedBatch:
     frame: DataFrame | None = None
     checkpointed: bool = False
     rows: Sequence[ReducedRow] | None = None
-    payloads: DataFrame | None = None
+    payloads: TaskRows | None = None
     staged: tuple[StagedPart, ...] | None = None
     key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     keeps: bool = False

@@ -244,6 +244,11 @@ class TopicReading:
             if n in starts
         ]
 
+    @property
+    def record_bytes(self) -> float:
+        """The expected size of a decoded record in bytes."""
+        return self._size.estimate
+
     def after_skipped(self, plan: BatchPlan) -> BatchPlan:
         """Return a batch's plan with the last skipped records, and the check that it follows them."""
         return replace(plan, last=self._passed.last, follows=self._opened.continuity.follows)

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import KafkaRead, KafkaSource, RecordReader
+from tidesink.sinks.batch.reports import KafkaRead
+from tidesink.sinks.batch.source import KafkaSource, RecordReader
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.jobs.base import (
     Attempt,
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.schema_changes.row_ddl import RowDecision
     from tidesink.sinks.spark.digests import ComparedColumn, Limit
     from tidesink.sinks.state.progress import Progress
-    from tidesink.sinks.targets.base import ApplyResult, StagedPart
+    from tidesink.sinks.targets.base import ApplyResult, StagedPart, TaskRows
 
 
 @dataclass(frozen=True)
@@ -526,9 +527,13 @@ class LetterResults:
         return self.found.frame
 
     @property
-    def payloads(self) -> DataFrame | None:
+    def payloads(self) -> TaskRows | None:
         """The packed rows, or None if ranges were reduced together."""
         return self.found.payloads
+
+    def rows_of(self, kind: str, columns: Sequence[str]) -> TaskRows:
+        """Return columns of the reduced rows with this value of ``_op``."""
+        return self.found.rows_of(kind, columns)
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:

@@ -28,7 +28,9 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.jobs.base import BatchOutcome, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.choice import BatchSize, Choice, choose
 from tidesink.sinks.jobs.executor import SparkExecutor
+from tidesink.sinks.jobs.local import LocalExecutor
 from tidesink.sinks.jobs.run import applied_event, run_batch
 from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
@@ -89,8 +91,8 @@ class BatchRunner:
 
     def run(self, job: Job | ReadingJob) -> BatchOutcome:
         """Run the batch that a job describes, with retries."""
-        run = partial(run_batch, job)
-        return self.context.retry(self.opened.table).call(lambda: run(self.hold, self.services))
+        retry = self.context.retry(self.opened.table)
+        return retry.call(lambda: run_batch(job, self.hold, self.services(job)))
 
     @property
     def hold(self) -> Hold:
@@ -100,12 +102,19 @@ class BatchRunner:
         accepted, loads = self.opened.pauses.accepted, self.snapshot.is_under_way(hold.progress)
         return replace(hold, accepted=accepted, loads=loads, bound=reading.bound, outside=reading.outside)
 
-    @property
-    def services(self) -> Services:
-        """The parts of the worker that the table's batches use."""
+    def services(self, job: Job | ReadingJob) -> Services:
+        """Return the parts of the worker that a batch uses."""
         opened = self.opened
         assert opened.decoding is not None  # noqa: S101  (opened before)
-        return Services(self.context, opened.decoding, opened.settings, SparkExecutor(opened.session))
+        spark = SparkExecutor(opened.session)
+        local = self._choice(job).executor == "local"
+        executor = LocalExecutor(lambda: spark) if local else spark
+        return Services(self.context, opened.decoding, opened.settings, executor)
+
+    def _choice(self, job: Job | ReadingJob) -> Choice:
+        size = BatchSize(job.plan.records, self.reading.record_bytes)
+        needs_spark = None if isinstance(job, Changes) else "Spark tasks read the source database"
+        return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
     def take(self, outcome: BatchOutcome) -> None:
         """Update the table's progress, counters and state from the outcome of a batch.

@@ -25,6 +25,7 @@ from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
+    DdlEvent,
     Message,
     Op,
     Position,
@@ -48,10 +49,11 @@ from tidesink.sinks.decode.records import NO_RULES, EventRules, TableDecoder
 from tidesink.sinks.decode.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.laws.counts import BatchSummary, TopicPartition
+from tidesink.sinks.laws.counts import BatchSummary, DdlStatement, TopicPartition
 from tidesink.sinks.laws.modes import routed_shape
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
+from tidesink.sinks.state.progress import MOST_EVENTS, MOST_QUERY
 from tidesink.typemap.projection import Projection, project
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
@@ -92,6 +94,14 @@ class Topic:
     def send(self, key: bytes | None, value: bytes | None) -> None:
         """One more record."""
         self.messages.append(Message("t", 0, len(self.messages), key, value))
+
+    def ddl(self, query: str, commit_ts: int) -> None:
+        """A DDL event, with a time of Kafka's."""
+        event = DdlEvent(TABLE, query, "5", commit_ts, Position("t", 0, 0), None)
+        record = self.codec.encode(event, topic="t")
+        assert record is not None
+        number = len(self.messages)
+        self.messages.append(Message("t", 0, number, record.key, record.value, 1_000 + number))
 
     def schemas(self, part: str) -> dict[int, str]:
         """The registered schemas of keys or values."""
@@ -193,9 +203,25 @@ def test_what_is_no_row_is_told_apart_and_counted() -> None:
     assert (counts.watermarks, counts.filtered, counts.bad, counts.unplanned) == (2, 2, 1, 1)
     assert whole.places[TopicPartition("t", 0)].watermark == 95
     assert kinds["bad"]["_detail"]["error"] == "FramingError"
-    assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
     assert whole.unplanned.value_ids == (0x63,)
     assert counts.messages == payloads[0]["records"] == 5
+
+
+def test_a_summary_has_the_newest_ddl_and_the_payloads_have_none() -> None:
+    topic = Topic()
+    for number in range(MOST_EVENTS + 5):
+        topic.ddl(f"ALTER TABLE orders ADD c{number} INT" + "x" * (70_000 if number == 100 else 0), number)
+    rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(50))
+    assert rows == []
+    whole = summary(payloads)
+    assert (whole.counts.ddl, whole.counts.filtered) == (MOST_EVENTS + 5,) * 2
+    assert [record.offset for record in whole.ddl] == list(range(5, MOST_EVENTS + 5))
+    first = whole.ddl[0]
+    assert first.place == TopicPartition("t", 0)
+    assert first.statement == DdlStatement(5, "5", "ALTER TABLE orders ADD c5 INT", 1_005)
+    assert len(whole.ddl[95].statement.query) == MOST_QUERY
+    # They were decoded, so they count as memory of the task.
+    assert payloads[0]["decoded"] > 30 * MOST_EVENTS
 
 
 def test_schemas_that_cannot_be_used_make_bad_records() -> None:

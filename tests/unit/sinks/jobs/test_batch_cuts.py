@@ -10,7 +10,7 @@ from typing import Any, cast
 from tests.memory_target import MemoryTarget
 from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.batch.reports import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.decode.records import EventRules
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Reduction, Services, Settled

@@ -15,7 +15,7 @@ from tests.unit.config.samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.config import TableConfig
 from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.batch.reports import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.schema_source import SourceColumns
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Packed, Reduction, Services, Settled, Staged

@@ -13,7 +13,7 @@ from tests.memory_target import CAPABILITIES
 from tests.unit.config.samples import CANAL_JSON, changed, right
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.batch.reports import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.schema_source import SourceColumns
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services, Verdict, Waits

@@ -404,8 +404,9 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
     job, reduction = _read(task, BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), LastRecord(19, epoch))
-    run = BatchRun(job, task.runner.hold, task.runner.services)
-    assert run.follows(job.progress(reduction, task.runner.hold, task.runner.services)) == counts
+    services = task.runner.services(job)
+    run = BatchRun(job, task.runner.hold, services)
+    assert run.follows(job.progress(reduction, task.runner.hold, services)) == counts
     if not counts:
         outcome = run.applied(job, reduction)
         assert (outcome.progress, outcome.account) == (task.runner.hold.progress, None)
@@ -430,7 +431,7 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
 
     def applied() -> BatchOutcome:
         job, reduction = _read(task, plan, LastRecord(149, 2))
-        return BatchRun(job, task.runner.hold, task.runner.services).applied(job, reduction)
+        return BatchRun(job, task.runner.hold, task.runner.services(job)).applied(job, reduction)
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None

@@ -14,7 +14,6 @@ from tests.decoded_batches import as_records
 from tests.properties.test_reduce_columns import tables_of
 from tests.unit.sinks.batch.test_range_tasks import NEW, OLD, TABLE, WANTED, Given, Topic, run, shape, summary
 from tidesink.events import ChangeEvent, Message, Op, Position, Row, WatermarkEvent
-from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.sinks.decode.records import EventRules
@@ -33,7 +32,6 @@ from tidesink.sinks.letters.tasks import (
     sorted_letters,
 )
 from tidesink.sinks.letters.topic import LETTER_SCHEMA, Letter, LetterStamp, LetterTopic
-from tidesink.sinks.runtime.stored_ddl import with_time
 from tidesink.sinks.state.source_reads import SourceRead, Span
 from tidesink.sinks.worker.replay import LetterEvent, standing_of_letter
 
@@ -106,9 +104,9 @@ def test_a_letter_is_the_record_as_kafka_has_it_and_one_of_its_faults() -> None:
             for n in range(wanted.start, wanted.end)
         )
 
-    same = {"topic": "t", "error": "FilterError", "key_id": 6, "value_id": None}
+    same = {"error": "FilterError", "key_id": 6, "value_id": None}
     faults = [
-        {**same, "partition": part, "offset": at, "reason": why}
+        {"_topic": "t", "_partition": part, "_offset": at, "_detail": {**same, "reason": why}}
         for part, at, why in ((0, 4, "a"), (1, 4, "c"), (0, 9, "d"), (0, 4, "a"))
     ]
     bad = faults_by_place([pa.RecordBatch.from_pylist(faults[:2]), pa.RecordBatch.from_pylist(faults[2:])])
@@ -247,18 +245,3 @@ def test_what_follows_comes_behind_the_letters_and_without_any_letter() -> None:
     (found,) = whole(FetchRange("t", 0, 2, 7))
     assert found["offset"].to_pylist() == [3, 5, 6]
     assert list(whole(FetchRange("t", 1, 0, 7))) == []
-
-
-def test_a_ddl_event_whose_task_read_no_timestamps_has_kafkas_time_all_the_same() -> None:
-    asked: list[FetchRange] = []
-
-    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        asked.append(wanted)
-        yield as_records([Message("t", 1, 7, None, b"ddl", timestamp=1700)])
-
-    event = Message("t", 1, 7, None, b"ddl")
-    assert with_time(event, KafkaSource(fetch)) == replace(event, timestamp=1700)
-    assert asked == [FetchRange("t", 1, 7, 8)]
-    known = replace(event, timestamp=5)
-    assert with_time(known, KafkaSource(fetch)) is known
-    assert len(asked) == 1

@@ -19,7 +19,7 @@ from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, Ta
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.laws.modes import own_columns
 from tidesink.sinks.spark.errors import SPARK_ERRORS, task_error
-from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -32,6 +32,7 @@ from tidesink.sinks.targets.base import (
     RowFormat,
     StagedPart,
     StagedRowsRefusedError,
+    TaskRows,
     nothing,
 )
 from tidesink.sinks.targets.lake.files import (
@@ -59,7 +60,7 @@ from tidesink.typemap.arrow import is_known_type
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, wider_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.config import Config
     from tidesink.config.targets import LakeSettings
@@ -155,12 +156,10 @@ def _written(
         (batch.hooks.on_written or nothing)()
         if groups:
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)))
-            lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+            lines += _located(session, locate)
         batch.hooks.on_located()
         return lines
-    rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
-    assert frame is not None  # noqa: S101  (``batch_reason``)
-    given = in_session(frame, session)
+    rows, given = replace(rows, packed=batch.payloads is not None), _rows_of(batch).in_session(session)
     versions = isinstance(rows.rules, VersionRules)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         small = batch.upserts + batch.deletes <= limits.small_batch and len(groups) <= cores
@@ -174,7 +173,7 @@ def _written(
             locate = replace(locate, most_stored=limits.most_spans)
         on_written = batch.hooks.on_written or nothing
         compares = rows.rules.compares(groups)
-        lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
+        lines = _run(given, KeysTask(rows) if compares else rows, tasks=cores)
         if not compares:
             on_written()
         if groups:
@@ -182,17 +181,25 @@ def _written(
             # driver.
             ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
-            lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+            lines += _located(session, locate)
         batch.hooks.on_located()
         if not compares:
             return lines
         rows, line = rows.given(lines, ended=versions)
-        lines = [*lines, line, *_run(given.coalesce(cores), rows)]
+        lines = [*lines, line, *_run(given, rows, tasks=cores)]
         on_written()
         return lines
 
 
-def _in_one_task(given: DataFrame, task: SmallBatchTask, *, may_be_split: bool) -> list[WrittenFile] | None:
+def _rows_of(batch: ReducedBatch) -> TaskRows:
+    """Return the batch's payloads, or the rows of its frame if it has no payloads."""
+    if batch.payloads is not None:
+        return batch.payloads
+    assert batch.frame is not None  # noqa: S101  (``batch_reason``)
+    return SparkRows(batch.frame)
+
+
+def _in_one_task(given: TaskRows, task: SmallBatchTask, *, may_be_split: bool) -> list[WrittenFile] | None:
     """Run a small batch in one task. Returns None if it must be split instead, because it needs more stored
     values than one task may hold.
 
@@ -202,7 +209,11 @@ def _in_one_task(given: DataFrame, task: SmallBatchTask, *, may_be_split: bool) 
         NotAsFilesError: for example, the batch needs too many stored values, and may not be split.
     """
     try:
-        return _run(given.coalesce(1), task)
+        return _run(given, task, tasks=1)
+    except TooManyStoredError:
+        if may_be_split:
+            return None
+        raise
     except SPARK_ERRORS as exc:
         if may_be_split and isinstance(task_error(exc), TooManyStoredError):
             return None
@@ -226,8 +237,14 @@ def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
-def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
-    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
+def _run(rows: TaskRows, task: RowsTask | KeysTask | SmallBatchTask, *, tasks: int) -> list[WrittenFile]:
+    return [WrittenFile(*line) for line in rows.run(task, FILE_DDL, tasks=tasks)]
+
+
+def _located(session: SparkSession, task: LocateTask) -> list[WrittenFile]:
+    """Search each group of files in a Spark task, and return the tasks' reports."""
+    groups = SparkRows(session.range(0, len(task.groups), 1, len(task.groups)))
+    return [WrittenFile(*line) for line in groups.run(task, FILE_DDL)]
 
 
 class BatchCounts(NamedTuple):

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError
 from tidesink.sinks.laws.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
-from tidesink.sinks.spark.errors import reported
+from tidesink.sinks.spark.attempts import task_attempt
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, StagedPart
 from tidesink.sinks.targets.lake.rows import (
@@ -239,8 +239,7 @@ class Marks(Protocol):
 
 @dataclass(frozen=True)
 class RowsTask:
-    """The Spark task that writes a batch's rows to files. Like the tasks below, it is passed to
-    ``mapInArrow``.
+    """The task that writes a batch's rows to files. Like the tasks below, it runs on ``TaskRows``.
 
     ``columns``: the columns of the files.
     ``rules``: determine which rows are written.
@@ -261,9 +260,8 @@ class RowsTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files, and yield the reports (``WrittenFile``) as record batches."""
-        with reported():
-            for line in self.written(batches):
-                yield _line(line)
+        for line in self.written(batches):
+            yield _line(line)
 
     def written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         """Write the rows, and yield a report on each file.
@@ -383,9 +381,8 @@ class KeysTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield reports (``WrittenFile``) with the batch's keys, as record batches."""
-        with reported():
-            for line in self.keys(batches):
-                yield _line(line)
+        for line in self.keys(batches):
+            yield _line(line)
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         """Yield reports with the batch's keys, and in ``details`` the names of the omitted columns as JSON.
@@ -430,11 +427,10 @@ class LocateTask:
         """Search groups of files for the batch's keys, and yield the reports (``WrittenFile``) as record
         batches.
         """
-        with reported():
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    for line in self.located(number, _read_stream(self.batch_keys)):
-                        yield _line(line)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for line in self.located(number, _read_stream(self.batch_keys)):
+                    yield _line(line)
 
     def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
         """Search a group of files, and yield a report on each written file, or one without a path if no file
@@ -632,9 +628,8 @@ class SmallBatchTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the batch's rows to files, and yield the reports (``WrittenFile``) as record batches."""
-        with reported():
-            for line in self._lines([*batches]):
-                yield _line(line._replace(stored=None))
+        for line in self._lines([*batches]):
+            yield _line(line._replace(stored=None))
 
     def _lines(self, batches: Sequence[pa.RecordBatch]) -> list[WrittenFile]:
         compares = self.rows.rules.compares(self.locate.groups)
@@ -704,10 +699,8 @@ def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[W
 
 
 def _attempt() -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return "0" if context is None else f"{context.partitionId()}-{context.taskAttemptId()}"
+    number, attempt = task_attempt()
+    return f"{number}-{attempt}" if attempt >= 0 else f"local-{-attempt}"
 
 
 def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterator[pa.Table]:

@@ -10,29 +10,28 @@ from __future__ import annotations
 
 import binascii
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
-from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
+from tidesink.sinks.spark.attempts import task_attempt
+from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, StagedPart
 from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 # Batches up to this many rows are loaded by a single task, because each connection costs some milliseconds.
 SMALL_BATCH: Final = 20_000
@@ -61,27 +60,70 @@ STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 # Runs a query and yields its rows in chunks.
 Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
-_KEPT: Final[dict[Endpoint, Any]] = {}
+# The maximum number of idle connections to one database. A process of Spark runs one task at a time, but a
+# worker runs tasks of several tables.
+_MOST_KEPT: Final = 8
+
+
+class _Kept:
+    """The idle connections of this process's tasks. It is used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[Endpoint, list[Any]] = {}
+
+    def take(self, endpoint: Endpoint) -> Any | None:
+        """Return the connection that was used last, and remove it; None if there is none."""
+        with self._lock:
+            idle = self._idle.get(endpoint)
+            return idle.pop() if idle else None
+
+    def give_back(self, endpoint: Endpoint, connection: Any) -> bool:
+        """Keep a connection for another task. Returns False if there are enough idle connections."""
+        with self._lock:
+            idle = self._idle.setdefault(endpoint, [])
+            if len(idle) >= _MOST_KEPT:
+                return False
+            idle.append(connection)
+        return True
+
+    def take_all(self) -> list[Any]:
+        """Return all idle connections, and remove them."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        return [connection for connections in idle.values() for connection in connections]
+
+
+_KEPT: Final = _Kept()
 
 
 @contextmanager
 def kept_connection(
     endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
 ) -> Iterator[Any]:
-    """Yield a connection for a task. It is reused by the next task that runs in the same Python process.
+    """Yield a connection for a task. It is reused by later tasks that run in the same Python process.
 
-    A process runs one task at a time. If the block raises, the connection is closed, which rolls back its
-    transaction.
+    If the block raises, the connection is closed, which rolls back its transaction.
     """
-    connection = _KEPT.pop(endpoint, None)
-    if connection is None or not alive(connection):
+    connection = _KEPT.take(endpoint)
+    while connection is not None and not alive(connection):
+        connection = _KEPT.take(endpoint)
+    if connection is None:
         connection = connect(endpoint)
     try:
         yield connection
     except BaseException:
         connection.close()
         raise
-    _KEPT[endpoint] = connection
+    if not _KEPT.give_back(endpoint, connection):
+        connection.close()
+
+
+def close_kept() -> None:
+    """Close the idle connections of this process's tasks, because no more tasks run."""
+    for connection in _KEPT.take_all():
+        with suppress(Exception):  # it may be lost already
+            connection.close()
 
 
 class Failure(NamedTuple):
@@ -231,10 +273,7 @@ class Loader:
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
         """Load the rows under the id of this task attempt, and return their number or the failure."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        attempt = context.taskAttemptId() if context else 0
+        attempt = task_attempt().attempt
         quoted = tuple(column.quoted for column in self.rows.columns)
         lines = CsvLines(attempt, quoted, nul_refused=self.nul_refused)
         count, fault = self._loaded(lines, map(self.rows, rows))
@@ -293,29 +332,26 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
         )
     try:
         with raised_task_errors(table=table):
-            rows = _loading(loader, batch).collect()
+            rows = _loaded(loader, batch)
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
             f"Spark could not load the rows into the database ({type(exc).__name__}). Nothing was merged. "
             "The batch is tried again.",
             table=table,
         ) from exc
-    return tuple(pickle.loads(row["part"]) for row in rows)  # noqa: S301  (our own task wrote it)
+    return tuple(pickle.loads(part) for (part,) in rows)  # noqa: S301  (our own task wrote it)
 
 
-def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
-    """Return a frame whose tasks load the batch's rows, from its payloads if it has any, else from its frame.
+def _loaded(loader: Loader, batch: ReducedBatch) -> list[tuple[Any, ...]]:
+    """Run the tasks that load the batch's rows, from its payloads if it has any, else from its frame.
 
     A small batch is loaded by one task.
     """
-
-    def whole(frame: DataFrame) -> DataFrame:
-        return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
-
+    tasks = 1 if batch.upserts + batch.deletes <= SMALL_BATCH else None
     if batch.payloads is not None:
-        return whole(batch.payloads).mapInArrow(Reporting(loader.from_payloads), _PART_DDL)
+        return batch.payloads.run(loader.from_payloads, _PART_DDL, tasks=tasks)
     assert batch.frame is not None  # noqa: S101  (a batch has one of the two)
-    return whole(batch.frame.select(loader.rows.sources)).mapInArrow(Reporting(loader.from_frame), _PART_DDL)
+    return SparkRows(batch.frame.select(loader.rows.sources)).run(loader.from_frame, _PART_DDL, tasks=tasks)
 
 
 def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from tidesink.schema_registry.transport import (
     retry_after_of,
     safe_url,
 )
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import HttpPreflight
 from tidesink.sinks.targets.stream.table import (
@@ -42,7 +43,7 @@ from tidesink.sinks.targets.stream.table import (
     Stamp,
     StoreLedger,
     batch_frame,
-    check_kept,
+    check_sendable,
     check_shape,
     run_tasks,
 )
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from tidesink.config import Config
     from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
-
 
 CAPABILITIES: Final = Capabilities(
     name="http",
@@ -175,13 +175,9 @@ class HttpTable(MessageTable):
         if batch.truncates:
             slices.truncate()
             return Sent(0, 0)
-        frame = batch_frame(batch)
-        check_kept(frame, batch, "http", tells=True)
-        return run_tasks(
-            _in_order(frame, batch.shape, self._settings.parallel_requests),
-            slices.run,
-            table=str(batch.shape.table),
-        )
+        check_sendable(batch, "http", tells=True)
+        frame = _in_order(batch_frame(batch), batch.shape, self._settings.parallel_requests)
+        return run_tasks(SparkRows(frame), slices.run, table=str(batch.shape.table))
 
 
 def _in_order(frame: DataFrame, shape: TargetSchema, tasks: int) -> DataFrame:

@@ -35,8 +35,7 @@ from tidesink.sinks.targets.stream.table import (
     Sent,
     Stamp,
     StoreLedger,
-    batch_frame,
-    check_kept,
+    check_sendable,
     check_shape,
     now_ms,
     send_rows,
@@ -57,6 +56,7 @@ CAPABILITIES: Final = Capabilities(
     name="kafka",
     exactly_once=False,
     features=KafkaSettings.features,
+    packed=True,
 )
 PREFLIGHT: Final = KafkaPreflight()
 
@@ -168,7 +168,7 @@ class KafkaTable(MessageTable):
         if batch.truncates:
             raise TargetError(NO_TRUNCATE, table=table)
         protocol = self._settings.protocol
-        check_kept(batch_frame(batch), batch, protocol, tells=CODECS[protocol].leaves_out)
+        check_sendable(batch, protocol, tells=CODECS[protocol].leaves_out)
         self._topics.check(self._topic)
         delivery = Delivery(
             self._encode_as(batch.shape),

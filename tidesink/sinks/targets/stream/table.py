@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -39,7 +40,8 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.events import ColumnType, Row, TableId, Value
-from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
+from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
+from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.state.documents import DocumentKind, Version, list_key
 from tidesink.sinks.state.progress import (
@@ -60,6 +62,7 @@ from tidesink.sinks.targets.base import (
     ReducedOp,
     SchemaGap,
     TargetTable,
+    TaskRows,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
 from tidesink.sinks.targets.ledger import Entry
@@ -411,7 +414,7 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """Return a batch's frame, reduced to the columns that the sending tasks read.
 
     Raises:
-        TargetError: the batch has rows instead of a frame, or its table has ``sequence_by: source``.
+        TargetError: the batch has rows instead of a frame.
     """
     if batch.frame is None:
         raise TargetError(
@@ -419,35 +422,77 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
             "the log.",
             table=str(batch.shape.table),
         )
-    if batch.sequenced:
-        raise TargetError(
-            "This target stores no rows, so it cannot compare positions with `sequence_by: source`. Set "
-            "`sequence_by: kafka`.",
-            table=str(batch.shape.table),
-        )
-    return batch.frame.select(*message_columns(batch, batch.frame.columns))
+    return batch.frame.select(*message_columns(batch.frame.columns, keeps=batch.keeps))
 
 
-def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
-    """Check, before anything is sent, that messages can express the values that rows omit.
+def check_sendable(batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
+    """Check, before anything is sent, that messages can express a batch: the order of its rows, and the
+    values that rows omit.
 
     ``tells``: True if the protocol can express an omitted value. Then only rows that were deleted earlier in
         the batch must have all values, because readers no longer have them.
 
     Raises:
+        TargetError: the batch's table has ``sequence_by: source``.
         ValueNotStoredError: a row omits a value that cannot be expressed. The error names the columns, and
             topic, partition and offset of the row.
     """
-    if not batch.keeps or batch.frame is None:
+    table = str(batch.shape.table)
+    if batch.sequenced:
+        raise TargetError(
+            "This target stores no rows, so it cannot compare positions with `sequence_by: source`. Set "
+            "`sequence_by: kafka`.",
+            table=table,
+        )
+    if not batch.keeps:
         return
-    omitted = batch.frame.where(f"size(_kept) > 0{' AND _after_delete' if tells else ''}")
-    places = [name for name in PLACE_COLUMNS if name in frame.columns]
-    row = omitted.select("_kept", *places).first()
-    if row is None:
-        return
-    text = (_AGAIN if tells else _NO_WORD).format(columns=", ".join(row["_kept"]), protocol=protocol)
-    context = {name.removeprefix("_"): row[name] for name in places}
-    raise ValueNotStoredError(text, **context, table=str(batch.shape.table))
+    names = tuple(column.name for column in batch.shape.columns)
+    task = OmittedValues(names, packed=batch.payloads is not None, after_deletes=tells)
+    with raised_task_errors(table=table):
+        found = _rows_of(batch).run(task, OmittedValues.ddl)
+    for (document,) in found:
+        columns, place = json.loads(document)
+        text = (_AGAIN if tells else _NO_WORD).format(columns=", ".join(columns), protocol=protocol)
+        raise ValueNotStoredError(text, **place, table=table)
+
+
+def _rows_of(batch: ReducedBatch) -> TaskRows:
+    """Return the batch's payloads, or the rows of its frame if it has no payloads."""
+    return SparkRows(batch_frame(batch)) if batch.payloads is None else batch.payloads
+
+
+@dataclass(frozen=True)
+class OmittedValues:
+    """Finds a row that omits values. It yields the columns and the row's position in Kafka as JSON.
+
+    ``columns``: the columns that are sent. Others are ignored.
+    ``packed``: True if the input is payloads (Arrow IPC streams), False if it is rows.
+    ``after_deletes``: True to look only at rows that were deleted earlier in the batch.
+    """
+
+    ddl: ClassVar[str] = "omitted string"
+    columns: tuple[str, ...]
+    packed: bool
+    after_deletes: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the first row that omits values, if there is one."""
+        rows = chain.from_iterable(map(self._omitting, unpack(batches) if self.packed else batches))
+        for row in islice(rows, 1):
+            place = {name.removeprefix("_"): row[name] for name in PLACE_COLUMNS if name in row}
+            yield pa.record_batch({"omitted": [json.dumps([row["_kept"], place])]})
+        for _ in rows:  # Spark waits until its batches are read
+            pass
+
+    def _omitting(self, rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+        omits = pc.fill_null(pc.greater(pc.list_value_length(rows.column("_kept")), 0), False)
+        if self.after_deletes:
+            omits = pc.and_(omits, pc.fill_null(rows.column("_after_delete"), False))
+        names = ("_kept", *(name for name in PLACE_COLUMNS if name in rows.schema.names))
+        for row in rows.select(names).filter(omits).to_pylist():
+            kept = [name for name in row["_kept"] if name in self.columns]
+            if kept:
+                yield {**row, "_kept": kept}
 
 
 COMMIT_TS = "_commit_ts"
@@ -485,9 +530,12 @@ class MessageRow(NamedTuple):
             )
 
 
-def message_columns(batch: ReducedBatch, present: Sequence[str]) -> list[str]:
-    """Return the columns of a batch's frame that the sending tasks read; ``present``: the frame's columns."""
-    more = ["_kept"] if batch.keeps else []
+def message_columns(present: Sequence[str], *, keeps: bool) -> list[str]:
+    """Return the columns of a batch's rows that the sending tasks read.
+
+    ``present``: the columns of the rows. ``keeps``: True if some rows omit values.
+    """
+    more = ["_kept", "_after_delete"] if keeps else []
     return ["_op", "key", "after", *more, *(name for name in (COMMIT_TS, *PLACE_COLUMNS) if name in present)]
 
 
@@ -616,13 +664,13 @@ class Sent(NamedTuple):
     deletes: int
 
 
-def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
-    """Run ``task`` on the Arrow batches of every Spark task of a frame.
+def run_tasks(rows: TaskRows, task: Task, *, table: str) -> Sent:
+    """Run ``task`` on the Arrow batches of all rows.
 
     Returns the numbers of rows that all tasks sent.
 
     Raises:
-        TidesinkError: a task could not read the frame's rows.
+        TidesinkError: a task could not read the rows.
         TargetError: ``task`` raised an error. The first such error is raised again with its own class.
         TransientTargetError: Spark could not finish the tasks.
     """
@@ -632,7 +680,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
     try:
         with raised_task_errors(table=table):
-            rows = frame.mapInArrow(Reporting(run), OUTCOME_DDL).collect()
+            outcomes = rows.run(run, OUTCOME_DDL)
     except PythonException as exc:
         raise TargetError("A task that sends rows failed. Report this with the log.", table=table) from exc
     except SPARK_ERRORS as exc:
@@ -641,10 +689,10 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
             "batch is sent again.",
             table=table,
         ) from exc
-    for row in rows:
-        if row["error"] is not None:
-            raise _restored(row["error"]).with_context(table=table)
-    return Sent(sum(row["upserts"] for row in rows), sum(row["deletes"] for row in rows))
+    for _, _, error in outcomes:
+        if error is not None:
+            raise _restored(error).with_context(table=table)
+    return Sent(sum(upserts for upserts, _, _ in outcomes), sum(deletes for _, deletes, _ in outcomes))
 
 
 def send_rows(batch: ReducedBatch, task: Task) -> Sent:
@@ -655,24 +703,24 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
     Raises:
         TidesinkError: a task could not read the batch's rows.
-        TargetError: the batch has no frame, its table has ``sequence_by: source``, or ``task`` raised an
-            error.
+        TargetError: the batch has no frame, or ``task`` raised an error.
         TransientTargetError: Spark could not finish the tasks.
     """
-    frame, table = batch_frame(batch), str(batch.shape.table)
+    table = str(batch.shape.table)
     if batch.payloads is None:
-        return run_tasks(frame, task, table=table)
-    return run_tasks(batch.payloads, PayloadTask(task, tuple(frame.columns)), table=table)
+        return run_tasks(SparkRows(batch_frame(batch)), task, table=table)
+    return run_tasks(batch.payloads, PayloadTask(task, batch.keeps), table=table)
 
 
 @dataclass(frozen=True)
 class PayloadTask:
-    """Unpacks payloads (Arrow IPC streams of rows), and runs ``task`` on the ``columns`` of their upserts and
-    deletes.
+    """Unpacks payloads (Arrow IPC streams of rows), and runs ``task`` on their upserts and deletes.
+
+    ``keeps``: True if some rows omit values.
     """
 
     task: Task
-    columns: tuple[str, ...]
+    keeps: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
         """Run ``task`` on the rows in the payloads, and return its results."""
@@ -681,7 +729,7 @@ class PayloadTask:
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in unpack(batches):
             applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS)))
-            yield applied.select(list(self.columns))
+            yield applied.select(message_columns(rows.schema.names, keeps=self.keeps))
 
 
 def _reported(task: Task, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:

@@ -1,0 +1,151 @@
+"""The executor that runs the tasks of a small batch in this process, without a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.sinks.batch.reports import KafkaRead, TaskReports
+from tidesink.sinks.batch.source import LocalReader, frame_of_payloads
+from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults
+from tidesink.sinks.laws.counts import BatchSummary
+from tidesink.sinks.spark.attempts import local_attempt
+from tidesink.sinks.spark.errors import raised_local_errors
+from tidesink.sinks.spark.payloads import unpack
+from tidesink.sinks.targets.base import StagedPart
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.source import RecordReader
+    from tidesink.sinks.batch.tasks import RangeTask
+
+_PAYLOADS = ("payload", "error")
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Rows in this process, as ``TaskRows``. A task runs in the calling thread."""
+
+    batches: Sequence[pa.RecordBatch]
+
+    def run(
+        self,
+        task: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+        ddl: str,  # noqa: ARG002
+        *,
+        tasks: int | None = None,  # noqa: ARG002
+    ) -> list[tuple[Any, ...]]:
+        """Run one task on all rows, and return the rows that it yields.
+
+        Raises:
+            TidesinkError: The task failed.
+        """
+        with raised_local_errors(), local_attempt():
+            results = [batch.to_pydict() for batch in task(iter(self.batches))]
+        return [row for columns in results for row in zip(*columns.values(), strict=True)]
+
+    def in_session(self, session: SparkSession) -> LocalRows:  # noqa: ARG002
+        """Returns the same rows, which are not in Spark."""
+        return self
+
+
+@dataclass(frozen=True)
+class LocalResults:
+    """The results of tasks that ran in this process.
+
+    Attributes:
+        task: The task that ran on the ranges.
+        packed: The tasks' result rows (``tasks.PACKED_DDL``). Empty after ``release``.
+        reports: The reports of the tasks.
+        summary: What the tasks report about the batch's records.
+        session: Returns a Spark session, which may have to start first.
+        staged: As in ``TaskResults``.
+    """
+
+    task: RangeTask
+    packed: list[pa.RecordBatch]
+    reports: TaskReports
+    summary: BatchSummary
+    session: Callable[[], SparkSession]
+    staged: tuple[StagedPart, ...] | None = None
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """The results of all tasks as a Spark frame, for what only Spark can do with them."""
+        return frame_of_payloads(self.session(), pa.Table.from_batches(self._payloads), self.task)
+
+    @property
+    def payloads(self) -> LocalRows | None:
+        """The packed rows of the tasks. None if the rows are staged."""
+        return LocalRows(self._payloads) if self.staged is None else None
+
+    def rows_of(self, kind: str, columns: Sequence[str]) -> LocalRows:
+        """Returns columns of the rows of all tasks with this value of ``_op``."""
+        rows = (batch.filter(pc.equal(batch.column("_op"), kind)) for batch in unpack(self._payloads))
+        return LocalRows([batch.select(list(columns)) for batch in rows if batch.num_rows])
+
+    @property
+    def read(self) -> KafkaRead:
+        """The amounts of data that were read from Kafka."""
+        return self.reports.read
+
+    @property
+    def row_by_row_records(self) -> int:
+        """The number of records that the slower row codec decoded."""
+        return self.reports.row_by_row_records
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """The hashes (``reduce.key_hashes``) of the keys of all rows to apply."""
+        return self.reports.hashes
+
+    def release(self) -> None:
+        """Release the result rows."""
+        self.packed.clear()
+
+    @property
+    def _payloads(self) -> list[pa.RecordBatch]:
+        return [batch.select(list(_PAYLOADS)) for batch in self.packed]
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Runs the tasks of a batch in the calling thread, one input after the other.
+
+    Spark runs a batch that needs it: one with a row filter, one whose reader needs Spark, and one with a key
+    in several ranges.
+
+    ``spark``: returns the executor of the table's Spark session, which may have to start first.
+    """
+
+    spark: Callable[[], SparkExecutor]
+
+    def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
+        """Run a task on its ranges and return the results."""
+        if task.plan.row_filter is not None or not isinstance(reader, LocalReader):
+            return self.spark().run(task, reader, checkpoint=checkpoint)
+        with raised_local_errors(), local_attempt():
+            packed = [batch for part in task.ranges for batch in task.packed(part, reader.records_of(part))]
+        reports = TaskReports(
+            [head for batch in packed for head in batch.drop_columns("payload").to_pylist()]
+        )
+        reports.raise_error()
+        results = LocalResults(task, packed, reports, reports.summary, self._session)
+        if task.sink is not None:
+            if reports.staged is not None:
+                return replace(results, staged=reports.staged)
+            return self.run(replace(task, sink=None), reader, checkpoint=checkpoint)
+        if reports.has_mixed_keys:
+            return self.spark().run(task, reader, checkpoint=checkpoint)
+        return results
+
+    def _session(self) -> SparkSession:
+        return self.spark().session()
