@@ -226,6 +226,12 @@ def frame_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow
 
 
 def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow]) -> SparkRows:
+    """The rows as a worker's tasks pack them, in Spark."""
+    payloads = spark.createDataFrame(packed_rows(shape, rows), "payload binary, error binary")
+    return SparkRows(payloads.persist())
+
+
+def packed_rows(shape: TargetSchema, rows: Sequence[ReducedRow]) -> pa.Table:
     """The rows as a worker's tasks pack them: two payloads, and one without rows."""
     schema = pa.schema(
         [
@@ -244,8 +250,7 @@ def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[Reduced
     values, half = _values(rows), len(rows) // 2
     packed = [_packed(pa.Table.from_pylist(part, schema)) for part in (values[:half], values[half:])]
     types = pa.schema([("payload", pa.binary()), ("error", pa.binary())])
-    table = pa.table([[*packed, None], [None] * 3], schema=types)
-    return SparkRows(spark.createDataFrame(table, "payload binary, error binary").persist())
+    return pa.table([[*packed, None], [None] * 3], schema=types)
 
 
 def _values(rows: Sequence[ReducedRow]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ from tidesink.sinks.laws.counts import (
 )
 from tidesink.sinks.laws.reduce import Reduction, unmatched_rows
 from tidesink.sinks.laws.schema_rows import RowSpan, span_of
+from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.state.progress import MOST_EVENTS
 from tidesink.typemap.target_schema import TargetSchema
 
@@ -160,6 +161,38 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         truncates=tuple(truncate for summary in summaries for truncate in summary.truncates),
         ddl=tuple(record for summary in summaries for record in summary.ddl),
     )
+
+
+def summary_of_rows(summary: BatchSummary, rows: pa.Table, shape: TargetSchema) -> BatchSummary:
+    """Returns the summary of a batch whose ranges were reduced together.
+
+    ``summary``: the summary of all ranges. ``rows``: the rows that remain, in the columns of
+    ``tasks.reduced_schema``. The other rows count as superseded.
+    """
+    upserts = int(pc.sum(pc.equal(rows["_op"], UPSERT)).as_py() or 0)
+    deletes, halves = rows.num_rows - upserts, int(pc.sum(rows["_half"]).as_py() or 0)
+    superseded = summary.counts.superseded + summary.counts.applied - (upserts + deletes - halves)
+    names = ("_topic", "_partition")
+    places = rows.select(list(names)).group_by(list(names)).aggregate([]).to_pylist()
+    first_warnings = [
+        _first_warning(TopicPartition(place["_topic"], place["_partition"]), [_rows_at(rows, place)])
+        for place in places
+    ]
+    return replace(
+        summary,
+        counts=replace(
+            summary.counts, upserts=upserts, deletes=deletes, split_halves=halves, superseded=superseded
+        ),
+        findings=replace(
+            _findings([rows], shape),
+            first_warnings=tuple(warning for warnings in first_warnings for warning in warnings),
+        ),
+    )
+
+
+def _rows_at(rows: pa.Table, place: Mapping[str, Any]) -> pa.Table:
+    there = (pc.equal(rows[name], value) for name, value in place.items())
+    return rows.filter(pc.and_(*there))
 
 
 def _event_counts(

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 
 from tidesink.sinks.batch.reports import KafkaRead, TaskReports
 from tidesink.sinks.batch.source import LocalReader, frame_of_payloads
+from tidesink.sinks.batch.together import last_rows, mixed_keys
 from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults
 from tidesink.sinks.laws.counts import BatchSummary
 from tidesink.sinks.spark.attempts import local_attempt
 from tidesink.sinks.spark.errors import raised_local_errors
-from tidesink.sinks.spark.payloads import unpack
+from tidesink.sinks.spark.payloads import ipc_stream, unpack
 from tidesink.sinks.targets.base import StagedPart
 
 if TYPE_CHECKING:
@@ -80,16 +81,16 @@ class LocalResults:
     @cached_property
     def frame(self) -> DataFrame:
         """The results of all tasks as a Spark frame, for what only Spark can do with them."""
-        return frame_of_payloads(self.session(), pa.Table.from_batches(self._payloads), self.task)
+        return frame_of_payloads(self.session(), pa.Table.from_batches(self.packed_rows), self.task)
 
     @property
     def payloads(self) -> LocalRows | None:
         """The packed rows of the tasks. None if the rows are staged."""
-        return LocalRows(self._payloads) if self.staged is None else None
+        return LocalRows(self.packed_rows) if self.staged is None else None
 
     def rows_of(self, kind: str, columns: Sequence[str]) -> LocalRows:
         """Returns columns of the rows of all tasks with this value of ``_op``."""
-        rows = (batch.filter(pc.equal(batch.column("_op"), kind)) for batch in unpack(self._payloads))
+        rows = (batch.filter(pc.equal(batch.column("_op"), kind)) for batch in unpack(self.packed_rows))
         return LocalRows([batch.select(list(columns)) for batch in rows if batch.num_rows])
 
     @property
@@ -112,7 +113,8 @@ class LocalResults:
         self.packed.clear()
 
     @property
-    def _payloads(self) -> list[pa.RecordBatch]:
+    def packed_rows(self) -> list[pa.RecordBatch]:
+        """The payloads of the tasks, in the columns ``payload`` and ``error``."""
         return [batch.select(list(_PAYLOADS)) for batch in self.packed]
 
 
@@ -120,8 +122,7 @@ class LocalResults:
 class LocalExecutor:
     """Runs the tasks of a batch in the calling thread, one input after the other.
 
-    Spark runs a batch that needs it: one with a row filter, one whose reader needs Spark, and one with a key
-    in several ranges.
+    Spark runs a batch that needs it: one with a row filter, and one whose reader needs Spark.
 
     ``spark``: returns the executor of the table's Spark session, which may have to start first.
     """
@@ -143,9 +144,19 @@ class LocalExecutor:
             if reports.staged is not None:
                 return replace(results, staged=reports.staged)
             return self.run(replace(task, sink=None), reader, checkpoint=checkpoint)
-        if reports.has_mixed_keys:
-            return self.spark().run(task, reader, checkpoint=checkpoint)
-        return results
+        return _reduced_together(results) if reports.has_mixed_keys else results
 
     def _session(self) -> SparkSession:
         return self.spark().session()
+
+
+def _reduced_together(results: LocalResults) -> LocalResults:
+    """Reduces the rows of all ranges together, if a key is in several ranges (``batch.source``)."""
+    task = results.task
+    rows = pa.Table.from_batches(unpack(results.packed_rows), task.schema)
+    if not (task.plan.rules.versions or task.plan.rules.sequenced):
+        return replace(results, summary=replace(results.summary, mixed_keys=mixed_keys(rows)))
+    rows, summary = last_rows(rows, task, results.summary)
+    payload = pa.array([ipc_stream(rows.combine_chunks())], pa.binary())
+    packed = pa.record_batch({"payload": payload, "error": pa.nulls(1, pa.binary())})
+    return replace(results, packed=[packed], summary=summary)

@@ -155,6 +155,33 @@ def reduce_tables(
     )
 
 
+def last_by_source(key: pa.StructArray, sequence: pa.StructArray) -> Longs:
+    """Returns the index of each key's last row in the source's order. The indices are sorted.
+
+    ``sequence``: the rows' positions, with the columns of ``targets.base.SEQUENCE_DDL``.
+    """
+    members = {name: pc.struct_field(sequence, [name]) for name in ("index", "offset", "partition", "writes")}
+    least_first = [column.to_numpy(zero_copy_only=False) for column in members.values()]
+    numbers = _source_numbers(pc.struct_field(sequence, ["source"]))
+    return _last(key_codes(key), _sorted((*least_first, *reversed(numbers))))
+
+
+def last_versions(
+    key: pa.StructArray, commit_ts: Longs, writes: Flags, partitions: Longs, offsets: Longs
+) -> Longs:
+    """Returns the index of the row to keep of each key and commit_ts (``_version_order``), sorted.
+
+    ``writes``: False for a delete.
+    """
+    codes = _pairs(key_codes(key), _codes(pa.array(commit_ts)))
+    return _last(codes, _sorted((-offsets, -partitions, writes)))
+
+
+def key_codes(key: pa.StructArray) -> Longs:
+    """Returns a number for each key. Equal keys have equal numbers."""
+    return _key_codes(key.flatten())
+
+
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
     """Returns a mask of the changes that have a value in each key column, and of the truncates."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,7 @@ from tidesink.events import Op, TableId
 from tidesink.sinks.batch.reports import KafkaRead
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
-from tidesink.sinks.decode.records import BAD
+from tidesink.sinks.decode.records import BAD, EventRules
 from tidesink.sinks.decode.target_rows import TargetRows
 from tidesink.sinks.jobs.executor import Executor, SparkExecutor, check_counted
 from tidesink.sinks.jobs.local import LocalExecutor
@@ -44,7 +44,8 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     """Each executor. The local one has no session to fall back to."""
     if request.param == "local":
         return LocalExecutor(_no_spark)
-    return SparkExecutor(request.getfixturevalue("spark"))
+    spark = request.getfixturevalue("spark")
+    return SparkExecutor(lambda: spark)
 
 
 def _topic() -> Topic:
@@ -91,8 +92,8 @@ def _rows(rows: TaskRows | None, *columns: str) -> list[tuple[Any, ...]]:
             yield batch.select(names)
 
     assert rows is not None
-    ddl = {"_op": "string", "_offset": "bigint", "_partition": "int"}
-    return sorted(rows.run(read, ", ".join(f"{name} {ddl[name]}" for name in names)))
+    ddl = {"_op": "string", "_offset": "bigint", "_partition": "int", "_commit_ts": "bigint"}
+    return sorted(rows.run(read, ", ".join(f"{name} {ddl[name]}" for name in names)), key=str)
 
 
 def test_rows_are_reduced_and_all_events_are_counted(executor: Executor) -> None:
@@ -229,3 +230,121 @@ def test_a_task_on_the_rows_that_fails_raises_its_error(executor: Executor) -> N
     with pytest.raises(TransientTargetError, match="busy"), translated_read_errors("t"):
         results.payloads.run(fails, "a bigint")
     results.release()
+
+
+def _keys_in_two_partitions(rules: EventRules) -> tuple[RangeTask, KafkaSource]:
+    """Rows of the same keys in two partitions: key 1 is newest in the first, key 2 in the second.
+
+    Key 3 is in one partition. At commit_ts 40 both partitions have a row of key 4, one of them deleted.
+    """
+    topics = Topic(), Topic()
+    for number, key, name, moment in (
+        (0, 1, "a", 10),
+        (1, 1, "b", 5),
+        (0, 2, "c", 10),
+        (1, 2, "d", 20),
+        (0, 3, "e", 30),
+        (1, 3, "f", 31),
+        (0, 4, "g", 40),
+    ):
+        topics[number].write(OLD, {"id": key, "name": name}, at=moment)
+    topics[1].write(OLD, {"id": 4, "name": "g"}, Op.DELETE, at=40)
+    topics[1].send(b"bad", b"worse")
+    records = [
+        as_records([replace(one, partition=number) for one in topic.messages])
+        for number, topic in enumerate(topics)
+    ]
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield records[wanted.partition]
+
+    task = _task(topics[0], partitions=2)
+    return replace(task, plan=replace(task.plan, rules=rules)), KafkaSource(fetch)
+
+
+def _applied(results: Any) -> list[tuple[Any, ...]]:
+    frame = results.frame if results.payloads is None else None
+    columns = ("_op", "_commit_ts", "_partition")
+    if frame is not None:
+        return [tuple(row) for row in frame.select(*columns).collect()]
+    return _rows(results.payloads, *columns)
+
+
+_BY_RULES: Final = {
+    "in the source's order": (
+        EventRules(sequenced=True),
+        [("bad", None, 1), ("upsert", 10, 0), ("upsert", 20, 1), ("upsert", 31, 1), ("upsert", 40, 0)],
+        (4, 0, 4),
+    ),
+    "as versions": (
+        EventRules(versions=True),
+        [
+            ("bad", None, 1),
+            ("upsert", 5, 1),
+            ("upsert", 10, 0),
+            ("upsert", 10, 0),
+            ("upsert", 20, 1),
+            ("upsert", 30, 0),
+            ("upsert", 31, 1),
+            ("upsert", 40, 0),
+        ],
+        (7, 0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("rules", "expected", "counted"), _BY_RULES.values(), ids=_BY_RULES.keys())
+def test_ranges_with_the_same_keys_are_reduced_together(
+    executor: Executor,
+    rules: EventRules,
+    expected: list[tuple[Any, ...]],
+    counted: tuple[int, int, int],
+) -> None:
+    task, reader = _keys_in_two_partitions(rules)
+    results = executor.run(task, reader, checkpoint=True)
+    found = sorted(_applied(results), key=str)
+    assert found == sorted(expected, key=str)
+    counts = results.summary.counts
+    assert (counts.upserts, counts.deletes, counts.superseded) == counted
+    assert (counts.read, counts.bad, results.summary.mixed_keys) == (9, 1, ())
+    results.release()
+
+
+def test_keys_in_two_partitions_are_named_in_kafkas_order(executor: Executor) -> None:
+    results = executor.run(*_keys_in_two_partitions(EventRules()), checkpoint=False)
+    assert set(results.summary.mixed_keys) <= {f'{{"id":{number}}}' for number in (1, 2, 3, 4)}
+    assert len(results.summary.mixed_keys) == 3
+    results.release()
+
+
+def test_a_batch_whose_reader_has_no_local_form_runs_in_spark() -> None:
+    class InSpark:
+        """Results of a session that the test does not have."""
+
+    asked = list[tuple[object, bool]]()
+
+    class Spark:
+        def run(self, _task: RangeTask, reader: object, *, checkpoint: bool) -> Any:
+            asked.append((reader, checkpoint))
+            return InSpark()
+
+    local = LocalExecutor(lambda: cast("Any", Spark()))
+    reader = cast("Any", object())
+    assert isinstance(local.run(_task(_topic()), reader, checkpoint=True), InSpark)
+    assert asked == [(reader, True)]
+
+
+def test_each_try_in_this_process_has_an_attempt_of_its_own() -> None:
+    attempts = list[int]()
+
+    def sink(rows: Iterable[pa.RecordBatch]) -> StagedPart:
+        attempts.append(task_attempt().attempt)
+        return StagedPart(attempts[-1], sum(batch.num_rows for batch in rows))
+
+    topic, executor = _topic(), LocalExecutor(_no_spark)
+    for _ in range(2):
+        executor.run(replace(_task(topic), sink=sink), _reader(topic), checkpoint=False)
+    # Spark's ids are not negative. Outside of a task there is no attempt.
+    assert len(set(attempts)) == len(attempts) == 2
+    assert max(attempts) < 0
+    assert task_attempt() == (0, 0)

@@ -28,8 +28,9 @@ TABLES = [TableId("shop", "orders"), TableId("shop", "visits")]
 
 def _found(**changes: Any) -> list[tuple[str, str]]:
     config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **changes))
+    spark = SparkEngine(no_spark)
     quiet = QuietTables(
-        cast("Any", SimpleNamespace(config=config, spark=SparkEngine(no_spark))),
+        cast("Any", SimpleNamespace(config=config, spark=spark)),
         tuple,
         lambda _config: TABLES,
     )
@@ -70,9 +71,8 @@ def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
     def fails(_config: Config) -> list[TableId]:
         raise OSError("no more files")
 
-    quiet = QuietTables(
-        cast("Any", SimpleNamespace(config=config, spark=SparkEngine(no_spark))), tuple, fails
-    )
+    spark = SparkEngine(no_spark)
+    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), tuple, fails)
     assert quiet.tables() == ()
     assert quiet.under_way is not None
     quiet.under_way.exception()
