@@ -229,6 +229,13 @@ class TaskRows(Protocol):
         """Return the same rows. If they are in Spark, tasks then run with the settings of ``session``."""
 
 
+@runtime_checkable
+class RowsHere(TaskRows, Protocol):
+    """Rows in this process. ``batches``: the record batches that ``run`` passes to a task."""
+
+    batches: Sequence[pa.RecordBatch]
+
+
 @dataclass(frozen=True)
 class ReducedBatch:
     """A batch reduced to at most one row per key, ready to be merged into the target.
@@ -582,6 +589,14 @@ class StagingTable(TargetTable, Protocol):
 
         ``parts``: the results that Spark returned from the tasks that staged rows.
         """
+
+
+@runtime_checkable
+class LoadingTable(TargetTable, Protocol):
+    """A table that can load rows of this process in the transaction that commits them."""
+
+    def loads_here(self) -> bool:
+        """Return True if ``apply`` loads a batch with ``RowsHere``. Tasks need not stage such rows."""
 
 
 class Target(Protocol):

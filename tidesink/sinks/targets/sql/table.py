@@ -149,6 +149,10 @@ class SqlTable:
         """
         return self._batches.row_sink(rows)
 
+    def loads_here(self) -> bool:
+        """Return True if ``apply`` loads rows of this process in the transaction that commits them."""
+        return self._batches.loads_here
+
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
         """Drop the table's staging table, whether or not its batch was applied."""
         self._batches.forget_staged()
