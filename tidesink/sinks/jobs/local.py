@@ -131,7 +131,8 @@ class LocalExecutor:
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges and return the results."""
-        if task.plan.row_filter is not None or not isinstance(reader, LocalReader):
+        readable = isinstance(reader, LocalReader) and reader.can_read_here()
+        if task.plan.row_filter is not None or not readable:
             return self.spark().run(task, reader, checkpoint=checkpoint)
         with raised_local_errors(), local_attempt():
             packed = [batch for part in task.ranges for batch in task.packed(part, reader.records_of(part))]
