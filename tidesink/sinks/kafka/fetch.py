@@ -37,8 +37,9 @@ from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeRe
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 from tidesink.sinks.state.progress import LastRecord
 
-# A worker reads from one cluster; each idle consumer has a few threads and connections.
-MOST_IDLE: Final = 4
+# A worker reads from one cluster, in several threads if batches run in its own process. Each idle consumer
+# has a few threads and connections.
+MOST_IDLE: Final = 16
 
 # Fetch settings, unless the user's properties override them. Measured by benchmarks/fetch.py.
 FETCH_SETTINGS: Final[Mapping[str, Any]] = {
@@ -144,6 +145,13 @@ class _Consumers:
         if over is not None:
             over.close()
 
+    def close(self) -> None:
+        """Close the idle consumers."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for consumer in idle:
+            consumer.close()
+
     def after_fork(self) -> None:
         """Discard the consumers in a forked child process, which does not have librdkafka's threads."""
         for consumer in self._idle:
@@ -180,6 +188,11 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
         used.close()
         raise
     _CONSUMERS.give_back(used)
+
+
+def close_idle_consumers() -> None:
+    """Close the idle consumers of this process, because it will fetch no more. This may take seconds."""
+    _CONSUMERS.close()
 
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

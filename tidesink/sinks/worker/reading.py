@@ -263,7 +263,7 @@ class TopicReading:
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
-            if self._context.retry(self._table).call(lambda: reader.concern(self._opened.session())):
+            if self._context.retry(self._table).call(lambda: reader.concern(self._opened.session)):
                 return False
         except RangeTooLargeError:
             return False  # the batch splits its ranges
