@@ -342,7 +342,7 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
         TransientTargetError: Spark could not run the tasks.
     """
     table = str(batch.shape.table)
-    if batch.payloads is None and batch.frame is None:
+    if batch.payloads is None and batch.make_frame is None:
         raise TargetError(
             "A SQL target needs a batch with a Spark frame, but this batch has Python rows. Report this with "
             "the log.",
