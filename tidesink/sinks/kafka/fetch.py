@@ -144,6 +144,13 @@ class _Consumers:
         if over is not None:
             over.close()
 
+    def close(self) -> None:
+        """Close all idle consumers."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for consumer in idle:
+            consumer.close()
+
     def after_fork(self) -> None:
         """Discard the consumers in a forked child process, which does not have librdkafka's threads."""
         for consumer in self._idle:
@@ -180,6 +187,11 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
         used.close()
         raise
     _CONSUMERS.give_back(used)
+
+
+def close_idle_consumers() -> None:
+    """Close the idle consumers of this process, because the worker ends."""
+    _CONSUMERS.close()
 
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
