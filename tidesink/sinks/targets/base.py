@@ -624,6 +624,10 @@ class Target(Protocol):
             TransientTargetError: the target does not answer.
         """
 
+    def close(self) -> None:
+        """Close the idle connections of this process to the target, because the worker ends. Never fails."""
+        return
+
 
 class TableReader(Protocol):
     """Reads an existing table without changing it. It is used by one thread at a time.

@@ -28,7 +28,7 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.cuts.bounds import open_bounds
 from tidesink.sinks.cuts.publishing import Cuts
-from tidesink.sinks.kafka.fetch import KafkaFetch
+from tidesink.sinks.kafka.fetch import KafkaFetch, close_idle_consumers
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
 from tidesink.sinks.kafka.watermarks import Standing, WatermarkFollower, watermark_reader
 from tidesink.sinks.letters.topic import dead_letters_of
@@ -548,10 +548,13 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             partial(_spark, config, Listeners(listeners)), tasks=tasks_of(config.spark.master)
         )
         closing.callback(spark.close)
+        closing.callback(close_idle_consumers)
         failures = Failures()
         heartbeat = Heartbeat(store, config.pipeline, failures=failures)
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
+        target = target_module(config.target).open_target(config, spark, store)
+        closing.callback(target.close)
         yield WorkerContext(
             config=config,
             spark=spark,
@@ -563,7 +566,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
                 is_stopped=lambda: bool(stop),
                 local_bytes=0 if config.batch.executor == "spark" else config.batch.local_bytes,
             ),
-            target=target_module(config.target).open_target(config, spark, store),
+            target=target,
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),
             registry=registry,

@@ -112,7 +112,7 @@ class BatchRunner:
         return Services(self.context, opened.decoding, opened.settings, executor)
 
     def _choice(self, job: Job | ReadingJob) -> Choice:
-        size = BatchSize(job.plan.records, self.reading.record_bytes)
+        size = BatchSize(job.plan.records, self.reading.size.estimate)
         needs_spark = None if isinstance(job, Changes) else "Spark tasks read the source database"
         return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
