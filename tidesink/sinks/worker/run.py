@@ -71,6 +71,10 @@ _log = structlog.get_logger("tidesink.worker")
 # Seconds that a worker waits for running batches after a stop, before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# Maximum number of tables that are processed at once, unless ``batch.max-tables`` is set.
+_AT_ONCE: Final = 8
+# How many of them may have large batches. More would not be faster: one keeps all cores busy.
+_LARGE_AT_ONCE: Final = 2
 # Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
 # Maximum number of seconds between two of these lines.
@@ -440,11 +444,25 @@ class Worker:
                 due.append(table_task)
             else:
                 table_task.rest()
-        for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
+        for table_task in self._fair(ready, due):
+            if not self._has_slot(table_task):
+                continue
             self._gave_overdue = table_task in due
             table_task.turn = next(self._turns)
             work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
             self._busy[self._context.spark.thread(work, name=str(table_task.table))] = table_task
+
+    def _has_slot(self, table_task: TableTask) -> bool:
+        """Return True if a table's batch may start now, beside the running ones.
+
+        Large batches do not take all slots, so that small ones need not wait for them.
+        """
+        most, busy = self._context.config.batch.max_tables, self._busy.values()
+        if most is not None:
+            return len(busy) < most
+        if len(busy) >= _AT_ONCE:
+            return False
+        return not table_task.is_large or sum(task.is_large for task in busy) < _LARGE_AT_ONCE
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
         """Return True if a table must read and commit watermarks again.

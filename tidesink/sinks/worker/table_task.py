@@ -438,6 +438,14 @@ class TableTask:
         return facts.may_read and (facts.has_ddl or facts.has_changes)
 
     @property
+    def is_large(self) -> bool:
+        """True if the table's next batch is too large for the worker's own process, or reads a snapshot."""
+        batch, progress = self._context.config.batch, self.opened.progress
+        if batch.executor == "spark" or (progress is not None and self._snapshot.is_under_way(progress)):
+            return True
+        return batch.executor == "auto" and self.reading.lag > batch.local_records
+
+    @property
     def has_ddl(self) -> bool:
         """Return True if a statement in the connector's DDL topic must be decided about now."""
         return self._turns.has_ddl
