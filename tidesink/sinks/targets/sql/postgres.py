@@ -75,6 +75,12 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
+# True if a schema is missing, and the names of the tables that are there, of some that are asked for.
+_PREPARED: Final = """
+SELECT to_regnamespace(%s) IS NULL, ARRAY(SELECT c.relname::text FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = ANY(%s) AND c.relkind IN ('r', 'p'))
+"""
 # For each column: its type, the base type if the type is a domain, and whether it is an enum or an array of
 # enums.
 _COLUMNS: Final = """
@@ -318,19 +324,17 @@ class PostgresTables:
 
         The CREATE privilege is only needed for what is missing.
         """
-        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
-        (no_schema,) = cursor.fetchone()
+        ledgers = {LEDGER: _LEDGER, SHARDS: _SHARDS} if place.shard else {LEDGER: _LEDGER}
+        cursor.execute(_PREPARED, (place.quote(place.schema), place.schema, [*ledgers]))
+        no_schema, tables = cursor.fetchone()
         if no_schema:
             cursor.execute(_ONE_MAKER)
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        self._create_ledger(cursor, replace(place, name=LEDGER), _LEDGER)
-        if place.shard:
-            self._create_ledger(cursor, replace(place, name=SHARDS), _SHARDS)
-
-    def _create_ledger(self, cursor: Any, ledger: Place, create: str) -> None:
-        if not self.present(cursor, ledger):
-            cursor.execute(_ONE_MAKER)
-            cursor.execute(create.format(ledger.location))
+        for name, create in ledgers.items():
+            ledger = replace(place, name=name)
+            if name not in tables and not self.present(cursor, ledger):
+                cursor.execute(_ONE_MAKER)
+                cursor.execute(create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the table's column types by name; empty if the table does not exist.
