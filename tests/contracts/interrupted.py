@@ -102,12 +102,12 @@ class HeldMerge:
         self.raised: list[BaseException] = []
         self._table = table
         self._begun, self._go = gate / "begun", gate / "go"
-        assert batch.frame is not None
-        payloads = batch.payloads
+        frame, payloads = batch.frame, batch.payloads
+        assert frame is not None
         assert payloads is None or isinstance(payloads, SparkRows)
         self._batch = replace(
             batch,
-            frame=_held(batch.frame, "_op", self._begun, self._go),
+            make_frame=lambda: _held(frame, "_op", self._begun, self._go),
             payloads=payloads and SparkRows(_held(payloads.frame, "payload", self._begun, self._go)),
         )
         self._progress = progress

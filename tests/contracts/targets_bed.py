@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -125,7 +126,7 @@ class Bed:
             shape,
             len(upserts),
             len(deletes),
-            frame=frame_of(self.spark, shape, rows) if self.spark else None,
+            make_frame=partial(frame_of, self.spark, shape, rows) if self.spark else None,
             rows=None if self.spark else rows,
             payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs else None,
             key_range=key_range(shape, rows),

@@ -328,7 +328,7 @@ def test_a_row_without_a_key_never_gets_in(delta: Bed) -> None:
     assert delta.spark is not None
     frame = frame_of(delta.spark, SHAPE, [ReducedRow("upsert", {"id": None}, {**row(6), "id": None})])
     with pytest.raises(TargetError, match="nothing was written"):
-        table.apply(ReducedBatch(SHAPE, 1, 0, frame=frame), progress(1, 3))
+        table.apply(ReducedBatch(SHAPE, 1, 0, make_frame=lambda: frame), progress(1, 3))
     table.apply(nameless, progress(1, 3))
     assert [r["id"] for r in delta.rows()] == [1, 2, 3, 5]
 

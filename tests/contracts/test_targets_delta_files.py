@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,8 +134,9 @@ def test_files_and_statistics_are_as_spark_writes_them(delta: Bed, mapping: str)
         table.claim()
         batch = delta.batch(wide, rows)
         assert reason(table, batch) is None
-        assert batch.frame is not None
-        whole = merged(replace(batch, frame=batch.frame.coalesce(1)))
+        frame = batch.frame
+        assert frame is not None
+        whole = merged(replace(batch, make_frame=partial(frame.coalesce, 1)))
         table.apply(batch if name == TABLE else whole, progress(1, 1, table=name))
         names = {
             field["metadata"].get("delta.columnMapping.physicalName", field["name"]): field["name"]

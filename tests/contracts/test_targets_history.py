@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -63,7 +64,7 @@ def batch_of(
         of,
         upserts,
         len(events) - upserts,
-        frame=frame_of(bed.spark, of, rows) if bed.spark else None,
+        make_frame=partial(frame_of, bed.spark, of, rows) if bed.spark else None,
         payloads=payloads_of(bed.spark, of, rows) if bed.spark and bed.packs else None,
         rows=None if bed.spark else rows,
         key_range=key_range(of, rows),

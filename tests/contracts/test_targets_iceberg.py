@@ -196,7 +196,7 @@ def test_a_row_without_a_key_never_gets_in(iceberg: Bed) -> None:
     assert iceberg.spark is not None
     frame = frame_of(iceberg.spark, SHAPE, [ReducedRow("upsert", {"id": None}, {**row(6), "id": None})])
     with pytest.raises(TargetError, match="nothing was written"):
-        table.apply(ReducedBatch(SHAPE, 1, 0, frame=frame), progress(1, 3))
+        table.apply(ReducedBatch(SHAPE, 1, 0, make_frame=lambda: frame), progress(1, 3))
     table.apply(iceberg.batch(SHAPE, [row(5)]), progress(1, 3))
     assert [r["id"] for r in iceberg.rows()] == [1, 2, 3, 5]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,7 +171,7 @@ def test_a_row_without_a_key_stops_the_table(iceberg: Bed) -> None:
         SHAPE,
         1,
         0,
-        frame=frame_of(iceberg.spark, SHAPE, rows),
+        make_frame=partial(frame_of, iceberg.spark, SHAPE, rows),
         payloads=payloads_of(iceberg.spark, SHAPE, rows),
     )
     with pytest.raises(TargetError, match="no value in the column id"):

@@ -140,7 +140,7 @@ def test_rows_of_very_many_partitions_are_refused(lake: Bed) -> None:
 
 def test_a_batch_of_python_rows_is_refused(lake: Bed) -> None:
     table, epoch = held(lake)
-    batch = replace(batch_of(lake, [Event(10, 1, "a")]), frame=None, payloads=None)
+    batch = replace(batch_of(lake, [Event(10, 1, "a")]), make_frame=None, payloads=None)
     with pytest.raises(TargetError, match="no payloads"):
         table.apply(batch, progress(epoch, 1))
 

@@ -63,7 +63,7 @@ def _staged(table: TargetTable, batch: ReducedBatch) -> ReducedBatch:
     assert sink is not None
     parts = tuple(sink([rows]) for rows in _ranges(batch))
     assert [part.failure for part in parts] == [None] * len(parts)
-    return replace(batch, frame=None, payloads=None, staged=parts)
+    return replace(batch, make_frame=None, payloads=None, staged=parts)
 
 
 def _ranges(batch: ReducedBatch) -> list[pa.RecordBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -165,7 +166,7 @@ def test_any_history_is_what_the_law_says(lake: Bed, seed: int, by: str) -> None
         batch = history_batch(lake, given, rows, names)
         if number % 3 == 0:
             batch = merged(batch)
-        batches = [batch, replace(batch, frame=None, payloads=None, rows=rows)]
+        batches = [batch, replace(batch, make_frame=None, payloads=None, rows=rows)]
         result = applied_alike(tables, batches, number, epochs=epochs)
         found = [
             sorted(read(TABLE), key=lambda one: (one["id"], one["place"], one[FROM_COLUMN]))
@@ -191,7 +192,7 @@ def history_batch(
         given,
         upserts,
         len(rows) - upserts,
-        frame=frame_of(lake.spark, given, rows),
+        make_frame=partial(frame_of, lake.spark, given, rows),
         payloads=payloads_of(lake.spark, given, rows),
         key_range=key_range(given, rows),
         since=min(row.commit_ts or 0 for row in rows),

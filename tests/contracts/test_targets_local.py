@@ -31,7 +31,7 @@ def _batch(
     bed: Bed, upserts: Sequence[dict[str, Any]], deletes: Sequence[dict[str, Any]] = (), *kept: str
 ) -> ReducedBatch:
     batch = bed.batch(SHAPE, upserts, deletes, kept=kept, after_delete=bool(kept))
-    return replace(batch, frame=None, payloads=_packed(upserts, deletes, *kept))
+    return replace(batch, make_frame=None, payloads=_packed(upserts, deletes, *kept))
 
 
 _PACKED = ("postgres", "mysql", "kafka", "delta", "iceberg")

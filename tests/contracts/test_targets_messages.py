@@ -300,7 +300,8 @@ def test_debezium_says_that_a_value_was_left_out(
     epoch = table.claim().epoch
     batch = kafka.batch(SHAPE, [row(1, None, 5)], kept=("name",), after_delete=after_delete)
     assert batch.frame is not None
-    batch = replace(batch, frame=batch.frame.withColumn("_commit_ts", lit(1 << 20).cast("bigint")))
+    frame = batch.frame.withColumn("_commit_ts", lit(1 << 20).cast("bigint"))
+    batch = replace(batch, make_frame=lambda: frame)
     if after_delete:
         with pytest.raises(ValueNotStoredError, match="so the value is lost"):
             table.apply(batch, progress(epoch, 1))

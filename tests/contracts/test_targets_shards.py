@@ -183,7 +183,7 @@ def test_a_truncate_empties_its_own_rows_alone(bed: Bed, soft: bool) -> None:
     a.claim(), b.claim()
     a.apply(bed.batch(shape_a, [row(A, 1), row(A, 2)], delete_mode=mode), progress(1, 1, table=A))
     b.apply(bed.batch(shape_b, [row(B, 1)], delete_mode=mode), progress(1, 1, table=B))
-    empties = replace(bed.batch(shape_a, delete_mode=mode), truncates=True, frame=None, rows=())
+    empties = replace(bed.batch(shape_a, delete_mode=mode), truncates=True, make_frame=None, rows=())
     assert a.apply(empties, progress(1, 2, table=A)).deleted == 2
     assert a.apply(empties, progress(1, 2, table=A)).deleted == 2
     assert a.apply(empties, progress(1, 3, table=A)).deleted == 0

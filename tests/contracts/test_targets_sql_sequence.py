@@ -210,7 +210,7 @@ def test_packed_positions_compare_as_the_positions_do(sql: Bed) -> None:
     )
     table = held(sql, several)
     batch = sql.batch(several, [{"id": number} for number in range(len(positions))], at=[1] * len(positions))
-    table.apply(replace(batch, frame=frame), progress(1, 1))
+    table.apply(replace(batch, make_frame=lambda: frame), progress(1, 1))
     with target_of(sql).connections.transaction("test") as cursor:
         place = target_of(sql).place_of(TABLE)
         column = place.quote(SEQUENCE_COLUMN)

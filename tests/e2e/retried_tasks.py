@@ -159,7 +159,7 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
 def _batch(spark: SparkSession) -> ReducedBatch:
     after = "struct(id, concat('row ', id) AS name, CAST(id AS int) AS amount) AS after"
     frame = spark.range(ROWS).selectExpr("'upsert' AS _op", "struct(id) AS key", after)
-    return ReducedBatch(shape(), ROWS, 0, frame=frame.repartition(4))
+    return ReducedBatch(shape(), ROWS, 0, make_frame=lambda: frame.repartition(4))
 
 
 def changes() -> Changefeed:

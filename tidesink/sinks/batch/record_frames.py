@@ -266,6 +266,15 @@ class StoredRanges:
             yield from self.work(wanted[partition], _records_in(payloads))
 
 
+def records_in(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields the records in payloads, which are rows of ``partition``, ``payload`` and ``error``.
+
+    Raises:
+        TidesinkError: A row has this error.
+    """
+    return _records_in(zip(*rows.columns, strict=True))
+
+
 def _records_in(payloads: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.RecordBatch]:
     for _, payload, error in payloads:
         if error.is_valid:

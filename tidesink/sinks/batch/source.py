@@ -67,6 +67,9 @@ class RecordReader(Protocol):
 class LocalReader(Protocol):
     """Interface: reads the records of inputs in this process, without Spark."""
 
+    def can_read_here(self) -> bool:
+        """Returns False if the records can only be read in Spark, for example because they are too many."""
+
     def records_of(self, wanted: Any) -> Iterator[pa.RecordBatch]:
         """Yields the records of an input."""
 
@@ -81,6 +84,10 @@ class KafkaSource:
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
         self.fetch = fetch
         self.opens_up_to = opens_up_to
+
+    def can_read_here(self) -> bool:
+        """Returns True, because Kafka can be read in this process."""
+        return True
 
     def records_of(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """Yields the records of a range, which this process reads.
@@ -153,6 +160,26 @@ class WorkerReader:
         if sum(part.records for part in parts) > _READ_HERE:
             return self.source.ask(self.spark.session(), parts, question)
         return [question(self.read_here([part])) for part in parts]
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        return self.source.read_here(ranges)
+
+    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        return self.source.messages_here(ranges)
+
+
+@dataclass(frozen=True)
+class ProcessReader:
+    """Reads records of topics for a worker, in this process and without Spark."""
+
+    source: KafkaSource
+
+    @property
+    def tasks(self) -> int:
+        return 1
+
+    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
+        return [question(self.read_here([part])) for part in ranges if part.records > 0]
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         return self.source.read_here(ranges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,23 +128,26 @@ class LocalExecutor:
     """
 
     spark: Callable[[], SparkExecutor]
+    is_local: ClassVar[bool] = True
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges and return the results."""
-        if task.plan.row_filter is not None or not isinstance(reader, LocalReader):
-            return self.spark().run(task, reader, checkpoint=checkpoint)
+        if task.plan.row_filter is None and isinstance(reader, LocalReader) and reader.can_read_here():
+            return self._run(task, reader)
+        return self.spark().run(task, reader, checkpoint=checkpoint)
+
+    def _run(self, task: RangeTask, reader: LocalReader) -> LocalResults:
         with raised_local_errors(), local_attempt():
             packed = [batch for part in task.ranges for batch in task.packed(part, reader.records_of(part))]
-        reports = TaskReports(
-            [head for batch in packed for head in batch.drop_columns("payload").to_pylist()]
-        )
+        heads = (batch.drop_columns("payload") for batch in packed)
+        reports = TaskReports([head for batch in heads for head in batch.to_pylist()])
         reports.raise_error()
         results = LocalResults(task, packed, reports, reports.summary, self._session)
-        if task.sink is not None:
-            if reports.staged is not None:
-                return replace(results, staged=reports.staged)
-            return self.run(replace(task, sink=None), reader, checkpoint=checkpoint)
-        return _reduced_together(results) if reports.has_mixed_keys else results
+        if task.sink is None:
+            return _reduced_together(results) if reports.has_mixed_keys else results
+        if reports.staged is None:
+            return self._run(replace(task, sink=None), reader)
+        return replace(results, staged=reports.staged)
 
     def _session(self) -> SparkSession:
         return self.spark().session()

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -334,7 +335,7 @@ class BatchRun:
             shape,
             upserts=counts.upserts,
             deletes=counts.deletes,
-            frame=None if packs or staged is not None else self._frame(reduction, decision),
+            make_frame=None if packs or staged is not None else partial(self._frame, reduction, decision),
             checkpointed=reduction.checkpointed,
             payloads=results.payloads,
             staged=staged,

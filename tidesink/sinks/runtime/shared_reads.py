@@ -1,9 +1,9 @@
 """Shared reads: tables whose next offsets in a topic are the same read the records from Kafka together.
 
 Each table has its own progress in its target, and continues from there. Tables with the same next offsets use
-the same ranges, which the first of these tables chooses. The records are read from Kafka once, and Spark
-stores them until the last of these tables has used them. A table with lower offsets reads on its own, up to
-the offsets of the other tables. No table waits for it.
+the same ranges, which the first of these tables chooses. The records are read from Kafka once, and Spark or
+this process stores them until the last of these tables has used them. A table with lower offsets reads on its
+own, up to the offsets of the other tables. No table waits for it.
 
 A table can skip records that contain nothing for it, without a commit. At intervals, all tables commit the
 offsets of one shared read, so that they have the same next offsets again after a kill.
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
@@ -31,10 +33,11 @@ from tidesink.sinks.batch.record_frames import (
     SplitByTable,
     StoredRanges,
     full_name,
+    records_in,
     table_of,
 )
 from tidesink.sinks.batch.reports import raise_first
-from tidesink.sinks.batch.source import KafkaSource, WorkerReader, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource, ProcessReader, WorkerReader, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -54,7 +57,7 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.schema_changes.connector_topic import SchemaChangeTopic
 from tidesink.sinks.spark.engine import SparkEngine
-from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.errors import Reporting, raised_local_errors
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import LastRecord, StateStore
 
@@ -62,6 +65,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
+
+
+class Sharing(NamedTuple):
+    """How shared reads are committed and stored.
+
+    Attributes:
+        interval: The seconds between two shared reads whose offsets all tables commit (``TopicReads``).
+        local_bytes: A shared read of at most this number of bytes is read and stored in this process. 0:
+            Spark reads and stores all shared reads.
+    """
+
+    interval: float = 0.0
+    local_bytes: int = 0
 
 
 class Topics:
@@ -72,7 +88,7 @@ class Topics:
         source: Reads records from Kafka.
         store: The state store.
         ask: Creates the client that looks up topics and offsets.
-        interval: The seconds between two reads whose offsets all tables commit (``TopicReads``).
+        sharing: How shared reads are committed and stored.
         schema_changes: The name of a Debezium connector's schema change topic, or None.
         log: Detects whether Kafka lost the end of a partition's log. None: this is not checked.
     """
@@ -84,7 +100,7 @@ class Topics:
         store: StateStore,
         *,
         ask: Callable[[], KafkaOffsets],
-        interval: float = 0.0,
+        sharing: Sharing = Sharing(),  # noqa: B008  (it is immutable)
         schema_changes: str | None = None,
         log: LeaderEpochs | None = None,
     ) -> None:
@@ -95,7 +111,7 @@ class Topics:
             else SchemaChangeTopic(schema_changes, pipeline=pipeline, source=source, store=store, log=log)
         )
         self._pipeline, self._source, self._store = pipeline, source, store
-        self._interval, self._ask = interval, ask
+        self._sharing, self._ask = sharing, ask
         self._brokers: KafkaOffsets | None = None
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
@@ -111,9 +127,11 @@ class Topics:
         store: StateStore,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
+        local_bytes: int = 0,
     ) -> Topics:
-        """Creates the shared state of all topics of a config. ``is_stopped``: returns True after a stop
-        request.
+        """Creates the shared state of all topics of a config.
+
+        ``is_stopped``: returns True after a stop request. ``local_bytes``: as in ``Sharing``.
         """
 
         def ask() -> KafkaOffsets:
@@ -124,7 +142,7 @@ class Topics:
             source,
             store,
             ask=ask,
-            interval=config.batch.watermark_interval,
+            sharing=Sharing(config.batch.watermark_interval, local_bytes),
             schema_changes=config.source.debezium.schema_change_topic,
             log=LeaderEpochs(config.source.confluent_properties(), is_stopped=is_stopped),
         )
@@ -186,10 +204,11 @@ class Topics:
         tables, ddl = self.tables(topic), self.ddl(topic)
 
         def keep(ranges: tuple[OffsetRange, ...], topic_offsets: TopicOffsets, size: RecordSize) -> KeptRead:
-            return KeptRead(self._source, tables, ddl, ranges, topic_offsets, size)
+            local_bytes = self._sharing.local_bytes
+            return KeptRead(self._source, tables, ddl, ranges, topic_offsets, size, local_bytes=local_bytes)
 
         with self._lock:
-            return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
+            return self._reads.setdefault(topic, TopicReads(keep, interval=self._sharing.interval))
 
     def ends_now(self, topic_offsets: TopicOffsets) -> TopicOffsets:
         """Looks up a topic's offsets and returns them.
@@ -220,7 +239,7 @@ Offsets = Mapping[int, int]
 
 
 class Kept(Protocol):
-    """The records that Spark stores for a shared read."""
+    """The records that are stored for a shared read."""
 
     def release(self) -> None:
         """Release the records. Never raises."""
@@ -435,9 +454,80 @@ def _ends(ranges: Sequence[OffsetRange]) -> dict[int, int]:
 
 _log = structlog.get_logger("tidesink.spark")
 
+_PAYLOADS: Final = ("partition", "payload", "error")
+_PAYLOADS_DDL: Final = "partition int, payload binary, error binary"
+_PAYLOAD_ROWS: Final = pa.schema(
+    [("partition", pa.int32()), ("payload", pa.binary()), ("error", pa.binary())]
+)
+# The size of the records is only estimated. This process stores up to this many times the limit.
+_MOST_TIMES: Final = 2
+
+
+@dataclass(frozen=True)
+class _InSpark:
+    """Records of a shared read that Spark stores. ``frame``: payloads (``KEPT_DDL``)."""
+
+    frame: DataFrame
+
+    @property
+    def heads(self) -> Sequence[Any]:
+        """The rows without their payloads."""
+        heads: list[Any] = self.frame.drop("payload").collect()
+        return heads
+
+    def over(self, session: SparkSession, table: TableId, work: StoredRanges, ddl: str) -> DataFrame:
+        """Returns a lazy frame with the results of ``work`` on the records that name this table or none."""
+        named = F.col("named")
+        mine = in_session(self.frame, session).where(named.isNull() | (named == full_name(table)))
+        return mine.select(*_PAYLOADS).mapInArrow(Reporting(work), ddl)
+
+    def release(self) -> None:
+        """Free the memory and disk blocks. If the frame is still in use, Spark reads Kafka again for it."""
+        _unpersist(self.frame)
+
+
+@dataclass(frozen=True)
+class _InProcess:
+    """Records of a shared read that this process stores. ``batches``: payloads (``KEPT_DDL``)."""
+
+    batches: Sequence[pa.RecordBatch]
+
+    @property
+    def heads(self) -> Sequence[Any]:
+        """The rows without their payloads."""
+        return [head for batch in self.batches for head in batch.drop_columns("payload").to_pylist()]
+
+    def over(self, session: SparkSession, table: TableId, work: StoredRanges, ddl: str) -> DataFrame:
+        """Returns a lazy frame with the results of ``work`` on the records that name this table or none."""
+        rows = pa.Table.from_batches(self._mine(table), _PAYLOAD_ROWS)
+        # The payloads of a range must stay together.
+        frame = session.createDataFrame(rows, _PAYLOADS_DDL).coalesce(1)
+        return frame.mapInArrow(Reporting(work), ddl)
+
+    def records_of(self, table: TableId, partition: int) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a partition that name this table or no table."""
+        for rows in self._mine(table):
+            yield from records_in(rows.filter(pc.equal(rows.column("partition"), partition)))
+
+    def release(self) -> None:
+        """Do nothing: the memory is freed when no table uses the records."""
+
+    def _mine(self, table: TableId) -> list[pa.RecordBatch]:
+        named = pa.scalar(full_name(table))
+        masks = (pc.fill_null(pc.equal(batch.column("named"), named), True) for batch in self.batches)
+        return [
+            batch.filter(mask).select(list(_PAYLOADS))
+            for batch, mask in zip(self.batches, masks, strict=True)
+        ]
+
+
+_Stored = _InSpark | _InProcess
+# Returns a Spark session, which may have to start first.
+AskSession = Callable[[], "SparkSession"]
+
 
 class KeptRead:
-    """The records of some ranges of a topic, grouped by table and stored by Spark.
+    """The records of some ranges of a topic, grouped by table and stored by Spark or in this process.
 
     Several threads, each with its own Spark session, use the object.
 
@@ -449,6 +539,7 @@ class KeptRead:
         found: The offsets and id of the topic when the ranges were chosen. The read fails if Kafka then
             reports another id.
         size: The measured size of a record, which this read updates.
+        local_bytes: This process reads and stores the records if they have at most this number of bytes.
     """
 
     def __init__(
@@ -459,6 +550,8 @@ class KeptRead:
         ranges: Sequence[OffsetRange],
         topic_offsets: TopicOffsets,
         size: RecordSize,
+        *,
+        local_bytes: int = 0,
     ) -> None:
         wanted = (FetchRange(*part, topic_offsets.topic_id, headers=False) for part in ranges if part.records)
         self.ranges = tuple(wanted)
@@ -467,45 +560,64 @@ class KeptRead:
         self._ddl = ddl
         self._found = topic_offsets
         self._size = size
+        self._local_bytes = local_bytes
+        # False once the records turned out to be too large.
+        expected = sum(part.records for part in ranges) * size.estimate
+        self.is_local = 0 < expected <= local_bytes
         self._lock = threading.Lock()
-        self._frame: DataFrame | None = None
+        self._stored: _Stored | None = None
         # The tables that records name, and True if a record that is not a watermark names no table.
         self._named, self._for_all = frozenset[str](), True
         # The last record of each partition, if it has a leader epoch. Empty before the records are read.
         self.last: Mapping[int, LastRecord] = {}
         self._failed: tuple[int, Exception | None] = (0, None)
 
-    def frame(self, session: SparkSession) -> DataFrame:
-        """Returns the stored payloads (``KEPT_DDL``).
+    def stored(self, session: AskSession) -> _Stored:
+        """Returns the stored payloads.
 
-        The first call reads them from Kafka. Calls during the read wait for it.
+        The first call reads them from Kafka. Calls during the read wait for it. ``session``: returns the
+        calling table's Spark session. It is called if Spark must read the records.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer. All waiting calls raise the same
                 error, and the next call reads again.
             StateStoreError: The names of new tables, or the DDL, cannot be stored.
         """
+        stored = self._read_once(session)
+        assert stored is not None  # noqa: S101  (Spark stores any number of bytes)
+        return stored
+
+    def stored_here(self) -> _InProcess | None:
+        """Returns the payloads that this process stores, or None if they have too many bytes.
+
+        Raises:
+            SourceError, StateStoreError: For the same reasons as ``stored``.
+        """
+        stored = self._read_once(None) if self.is_local else None
+        return stored if isinstance(stored, _InProcess) else None
+
+    def _read_once(self, session: AskSession | None) -> _Stored | None:
         asked_at, _ = self._failed
         with self._lock:
             failures, error = self._failed
-            if self._frame is None and error is not None and failures != asked_at:
+            if self._stored is None and error is not None and failures != asked_at:
                 # Otherwise each waiting call would try the slow read again, one after the other, even after a
                 # stop request.
                 raise error
-            if self._frame is None:
-                self._frame = self._read_or_fail(session)
-            return in_session(self._frame, session)
+            if self._stored is None:
+                self._stored = self._read_or_fail(session)
+            return self._stored
 
-    def concerns(self, table: TableId, session: SparkSession) -> bool:
+    def concerns(self, table: TableId, session: AskSession) -> bool:
         """Returns True if one of the records names this table or no table. Watermarks do not count.
 
         Raises:
-            SourceError, StateStoreError: For the same reasons as ``frame``.
+            SourceError, StateStoreError: For the same reasons as ``stored``.
         """
-        self.frame(session)
+        self.stored(session)
         return self._for_all or full_name(table) in self._named
 
-    def _read_or_fail(self, session: SparkSession) -> DataFrame:
+    def _read_or_fail(self, session: AskSession | None) -> _Stored | None:
         try:
             return self._read(session)
         except Exception as exc:
@@ -513,34 +625,59 @@ class KeptRead:
             raise
 
     def release(self) -> None:
-        """Release the stored records. If a frame is still in use, Spark reads Kafka again for it."""
+        """Release the stored records."""
         with self._lock:
-            frame, self._frame = self._frame, None
-        if frame is not None:
-            _unpersist(frame)
+            stored, self._stored = self._stored, None
+        if stored is not None:
+            stored.release()
 
-    def _read(self, session: SparkSession) -> DataFrame:
-        names = TableNames(frozenset(self._tables.known()), self._source.opens_up_to)
-        frame = self._source.over(session, self.ranges, SplitByTable(names, MOST_BYTES), KEPT_DDL)
-        frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
+    def _read(self, session: AskSession | None) -> _Stored | None:
+        """Reads and stores the records. Returns None without a session if they have too many bytes."""
+        split = SplitByTable(
+            TableNames(frozenset(self._tables.known()), self._source.opens_up_to), MOST_BYTES
+        )
+        stored: _Stored | None = self._read_here(split) if self.is_local else None
+        self.is_local = stored is not None
+        if stored is None:
+            if session is None:
+                return None
+            frame = self._source.over(session(), self.ranges, split, KEPT_DDL)
+            stored = _InSpark(frame.persist(StorageLevel.MEMORY_AND_DISK))
         try:
-            heads = frame.drop("payload").collect()
+            heads = stored.heads
             raise_first(heads)
             # The worker starts a new table when it has a row. After only a CREATE there is nothing to apply.
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["unlisted"]}))
             if any(head["ddl"] for head in heads):
                 # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
-                self._ddl.scan(WorkerReader(self._source, SparkEngine.of(session)), self._found)
+                reader = (
+                    WorkerReader(self._source, SparkEngine.of(session()))
+                    if session
+                    else ProcessReader(self._source)
+                )
+                self._ddl.scan(reader, self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(
                 head["named"] is None and head["watermarks"] < head["records"] for head in heads
             )
         except BaseException:
-            _unpersist(frame)
+            stored.release()
             raise
         self._size.learn(*(sum(head[name] for head in heads) for name in ("records", "bytes")))
-        return frame
+        return stored
+
+    def _read_here(self, split: SplitByTable) -> _InProcess | None:
+        """Reads the records in this process. Returns None if this process does not store so many bytes."""
+        batches, size = list[pa.RecordBatch](), 0
+        for part in self.ranges:
+            with raised_local_errors():
+                for batch in split(part, self._source.records_of(part)):
+                    size += batch.nbytes
+                    if size > _MOST_TIMES * self._local_bytes:
+                        return None
+                    batches.append(batch)
+        return _InProcess(batches)
 
 
 def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
@@ -564,14 +701,24 @@ class TableRecords:
         self._source = source
         self._table = table
 
-    def concern(self, session: SparkSession) -> bool:
+    def concern(self, session: AskSession) -> bool:
         """Returns True if the read has records for the table. Watermarks do not count.
+
+        ``session``: returns the table's Spark session. It is called if Spark must read the records.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
         """
         with translated_read_errors(self._kept.ranges[0].topic):
             return self._kept.concerns(self._table, session)
+
+    def can_read_here(self) -> bool:
+        """Returns True if this process stores the shared records. The first call reads them.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
+        return self._kept.stored_here() is not None
 
     @property
     def last(self) -> Mapping[int, LastRecord]:
@@ -585,10 +732,21 @@ class TableRecords:
         """
         if tuple(ranges) != self._kept.ranges:
             return self._source.over(session, ranges, work, ddl)
-        named = F.col("named")
-        mine = self._kept.frame(session).where(named.isNull() | (named == full_name(self._table)))
-        rows = mine.select("partition", "payload", "error")
-        return rows.mapInArrow(Reporting(StoredRanges(self._kept.ranges, work)), ddl)
+        stored = self._kept.stored(lambda: session)
+        return stored.over(session, self._table, StoredRanges(self._kept.ranges, work), ddl)
+
+    def records_of(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a range that name this table or no table.
+
+        If ``wanted`` is not a range of the shared read, the records are read from Kafka.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
+        stored = self._kept.stored_here() if wanted in self._kept.ranges else None
+        if stored is None:
+            return self._source.records_of(wanted)
+        return stored.records_of(self._table, wanted.partition)
 
 
 class PassedRecords:

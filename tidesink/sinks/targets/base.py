@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, TargetError
@@ -229,19 +230,28 @@ class TaskRows(Protocol):
         """Return the same rows. If they are in Spark, tasks then run with the settings of ``session``."""
 
 
+@runtime_checkable
+class RowsHere(TaskRows, Protocol):
+    """Rows in this process. ``batches``: the record batches that ``run`` passes to a task."""
+
+    batches: Sequence[pa.RecordBatch]
+
+
 @dataclass(frozen=True)
 class ReducedBatch:
     """A batch reduced to at most one row per key, ready to be merged into the target.
 
-    Either ``frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already ``staged``.
+    Either ``make_frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already
+    ``staged``.
 
     ``shape``: columns and key of the rows. Under ``mode: history`` they are those of the source table; the
         target was opened with ``history_shape`` of it.
     ``upserts``, ``deletes``: number of rows of each kind.
-    ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
-        struct of the columns in ``shape``, null for a delete). Message targets also send ``_commit_ts`` and
-        ``PLACE_COLUMNS`` of the row's event, if the frame has them. Under ``mode: history`` the frame has one
-        row per key and ``_commit_ts``. Targets read the frame more than once, so its creator persists it.
+    ``make_frame``: returns ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key
+        columns) and ``after`` (a struct of the columns in ``shape``, null for a delete). Message targets also
+        send ``_commit_ts`` and ``PLACE_COLUMNS`` of the row's event, if the frame has them. Under ``mode:
+        history`` the frame has one row per key and ``_commit_ts``. Targets read the frame more than once, so
+        its creator persists it.
     ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
         read returns the same rows, or fails.
     ``rows``: the batch's rows as Python objects, for targets without Spark.
@@ -270,7 +280,7 @@ class ReducedBatch:
     shape: TargetSchema
     upserts: int
     deletes: int
-    frame: DataFrame | None = None
+    make_frame: Callable[[], DataFrame] | None = field(default=None, compare=False)
     checkpointed: bool = False
     rows: Sequence[ReducedRow] | None = None
     payloads: TaskRows | None = None
@@ -282,6 +292,11 @@ class ReducedBatch:
     truncates: bool = False
     how: ApplyOptions = ApplyOptions()
     hooks: ApplyHooks = field(default=ApplyHooks(), compare=False)
+
+    @cached_property
+    def frame(self) -> DataFrame | None:
+        """The rows as a Spark frame, which is made when a target asks for it first; None if there is none."""
+        return None if self.make_frame is None else self.make_frame()
 
     @property
     def row_format(self) -> RowFormat:
@@ -582,6 +597,14 @@ class StagingTable(TargetTable, Protocol):
 
         ``parts``: the results that Spark returned from the tasks that staged rows.
         """
+
+
+@runtime_checkable
+class LoadingTable(TargetTable, Protocol):
+    """A table that can load rows of this process in the transaction that commits them."""
+
+    def loads_here(self) -> bool:
+        """Return True if ``apply`` loads a batch with ``RowsHere``. Tasks need not stage such rows."""
 
 
 class Target(Protocol):

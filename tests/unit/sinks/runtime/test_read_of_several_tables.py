@@ -29,7 +29,12 @@ from tidesink.sinks.runtime.shared_reads import KeptRead, TableRecords
 from tidesink.sinks.state.progress import LastRecord
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
-_SESSION = cast("Any", None)
+
+
+def _session() -> Any:
+    """No session: what stands for Spark here asks none."""
+
+
 TABLES = cast("Any", SimpleNamespace(known=lambda: ()))
 DDL = cast("Any", None)
 FOUND = TopicOffsets("t", "topic id", {0: PartitionOffsets(0, 9)})
@@ -61,7 +66,7 @@ class _Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._kept.frame(_SESSION)
+            self._kept.stored(_session)
         except SourceUnavailableError as exc:
             self.heard = exc
 
@@ -81,7 +86,7 @@ def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     assert source.asked == 1
     assert all(isinstance(thread.heard, SourceUnavailableError) for thread in (first, *others))
     with pytest.raises(SourceUnavailableError):
-        kept.frame(_SESSION)
+        kept.stored(_session)
     assert source.asked == 2
 
 
@@ -169,11 +174,11 @@ def test_a_table_knows_the_last_record_of_a_shared_read_of_whatever_table() -> N
     kept = KeptRead(source, tables, DDL, (OffsetRange("cdc", 2, 0, 9),), FOUND, RecordSize())
     mine = TableRecords(kept, source, T, commits=True)
     assert mine.last == {}
-    kept._read(_SESSION)
+    kept.stored(_session)
     assert mine.last == {2: LastRecord(7, 6)}
     # Records from before Kafka 0.11 have no epoch.
     plain = KeptRead(_Split(_split([NAMELESS] * 8)), tables, DDL, RANGES, FOUND, RecordSize())
-    plain._read(_SESSION)
+    plain.stored(_session)
     assert plain.last == {}
 
 
@@ -190,3 +195,72 @@ def test_a_tables_batch_has_the_ranges_of_the_read_that_it_shares() -> None:
     plan = canal_json_plan(parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY)"))
     kept = KeptRead(KafkaSource(no_fetch), TABLES, DDL, ranges, FOUND, RecordSize())
     assert kept.ranges == RangeTask.of(ranges, "topic id", plan).ranges
+
+
+def _local(
+    values: Sequence[bytes], *, tables: Any, ddl: Any = DDL, most: int = 1 << 20
+) -> tuple[KeptRead, KafkaSource, list[FetchRange]]:
+    """A read of partitions 0 and 2, which this process stores up to a size, and what is fetched for it."""
+    fetched = list[FetchRange]()
+    records = as_records(Message("cdc", 2, at, None, value) for at, value in enumerate(values))
+    records = records.append_column("leader_epoch", pa.array([7] * len(values), pa.int32()))
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        fetched.append(wanted)
+        if wanted.partition == 2:
+            yield from (part for part in (records.slice(0, 4), records.slice(4)) if part.num_rows)
+
+    source = _Local(fetch)
+    ranges = (OffsetRange("cdc", 0, 0, 9), OffsetRange("cdc", 2, 0, 9))
+    size = RecordSize()
+    size.learn(1, 1)
+    return KeptRead(source, tables, ddl, ranges, FOUND, size, local_bytes=most), source, fetched
+
+
+class _Local(KafkaSource):
+    """Kafka, which is only read in this process."""
+
+    def over(self, *_asked: Any) -> Any:
+        return _Frame([])
+
+
+def _read(records: Iterable[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in records for offset in batch.column("offset").to_pylist()]
+
+
+def test_a_small_read_is_stored_in_this_process_and_read_once() -> None:
+    t, u, x = (row_bytes({"id": "1"}, table=name) for name in "tux")
+    met = list[Sequence[TableId]]()
+    tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=met.append))
+    kept, source, fetched = _local([t, u, NAMELESS, t, NAMELESS, u, x, t], tables=tables)
+    mine, other = (TableRecords(kept, source, table, commits=True) for table in (T, U))
+    assert mine.can_read_here()
+    assert mine.concern(_session)
+    assert _read(mine.records_of(kept.ranges[1])) == [2, 0, 3, 4, 7]
+    assert _read(other.records_of(kept.ranges[1])) == [2, 1, 4, 5]
+    assert _read(mine.records_of(kept.ranges[0])) == []
+    assert fetched == list(kept.ranges)
+    assert met == [[TableId("s", "x")]]
+    assert mine.last == {2: LastRecord(7, 7)}
+    # Other ranges are read from Kafka.
+    part = kept.ranges[1]._replace(end=3)
+    assert len(_read(mine.records_of(part))) == 8
+    assert fetched[2:] == [part]
+
+
+def test_a_read_without_records_of_a_table_does_not_concern_it() -> None:
+    tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
+    kept, source, _ = _local([row_bytes({"id": "1"}, table="t")], tables=tables)
+    assert TableRecords(kept, source, T, commits=False).concern(_session)
+    assert not TableRecords(kept, source, U, commits=False).concern(_session)
+
+
+def test_a_read_that_is_larger_than_expected_is_left_to_spark() -> None:
+    tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
+    values = [row_bytes({"id": "1", "name": "x" * 900}, table="t")] * 8
+    kept, source, fetched = _local(values, tables=tables, most=500)
+    mine = TableRecords(kept, source, T, commits=True)
+    assert not mine.can_read_here()
+    kept.stored(_session)
+    assert not mine.can_read_here()
+    assert [wanted.partition for wanted in fetched] == [0, 2]

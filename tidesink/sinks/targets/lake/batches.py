@@ -430,9 +430,9 @@ def batch_reason(batch: ReducedBatch) -> str | None:
     """
     # In the source's order and in a history, several ranges may have events of one key. Then the batch has
     # only a frame, which reduces them again.
-    frame = batch.frame if batch.sequenced or batch.how.mode == "history" else None
+    framed = batch.make_frame is not None and (batch.sequenced or batch.how.mode == "history")
     reasons = {
-        "the batch has no payloads": batch.payloads is None and batch.staged is None and frame is None,
+        "the batch has no payloads": batch.payloads is None and batch.staged is None and not framed,
         "the source omitted values, and sequence_by is source": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.how.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
