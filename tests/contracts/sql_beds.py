@@ -115,7 +115,7 @@ def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:
 
     def close() -> None:
         for target in targets:
-            target.connections.close()
+            target.close()
 
     request.addfinalizer(close)
     read = reader(targets[0])

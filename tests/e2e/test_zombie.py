@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from tests.e2e.changing_places import PLACES, Place, changing_config
 from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
+from tests.executors import other_executor
 from tests.full import FULL
 from tidesink.sinks.runtime.context import LAKE_FAILPOINTS
 from tidesink.sinks.runtime.observers import UNWELL
@@ -48,6 +50,8 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
         zombies = [(step, suspended.enter_context(_suspended(spark, config, step))) for step in STEPS]
         table.add_columns()
         table.write(BATCH // PARTITIONS)
+        # The worker that takes over runs its batches elsewhere than those did.
+        _use_executor(config, other_executor())
         drain(spark, config, tmp_path / "worker.log")
         _check(place, table)
         status = _status(config)
@@ -97,6 +101,13 @@ def _suspended(spark: SparkSession, config: Path, step: str) -> ForkedWorker:
         worker.kill()
         raise
     return worker
+
+
+def _use_executor(config: Path, executor: str) -> None:
+    """For the workers that start from now on."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings["batch"]["executor"] = executor
+    config.write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _log(config: Path, step: str) -> Path:
