@@ -78,10 +78,9 @@ class SqlSchema:
         """False from an interrupted column change until ``evolve`` completes it and reads the columns."""
         return not self._changing
 
-    def read(self) -> None:
+    def read(self, cursor: Any) -> None:
         """Read the table's columns again."""
-        with self._hold.transaction(writes=False) as cursor:
-            self._present = self._dialect.tables.present(cursor, self._place)
+        self._present = self._dialect.tables.present(cursor, self._place)
 
     def check_rows(self, cursor: Any, entry: SqlEntry) -> None:
         """Check that the table was not dropped while its ledger row ``entry`` still has its progress.
@@ -101,7 +100,7 @@ class SqlSchema:
 
     def claim(self, cursor: Any) -> None:
         """Check that the table stores every row as it is written, and complete a column change that a killed
-        worker did not finish. Then read the columns again. The ledger row is locked.
+        worker did not finish. The ledger row is locked.
 
         Raises:
             SchemaRefusedError: the database would change, hide, lose or mix up rows of the table.
@@ -114,7 +113,6 @@ class SqlSchema:
         check_natives(self._present, self._shape, self._dialect.database, self.mend)
         # The ledger row is locked, so no other worker changes the columns at the same time.
         self._complete(cursor)
-        self._present = self._dialect.tables.present(cursor, self._place)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
@@ -274,7 +272,8 @@ class SqlSchema:
         """
         plan = self._plan(shape)
         if self._shard and plan.needed:
-            self.read()
+            with self._hold.transaction(writes=False) as cursor:
+                self.read(cursor)
             plan = self._plan(shape)
         return plan
 

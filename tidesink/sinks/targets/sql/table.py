@@ -92,6 +92,7 @@ class SqlTable:
             self._schema.claim(cursor)
             self._gathering.claim(cursor, self._schema.present, loaded=entry.progress is not None)
             self._ledger.write(cursor, entry)
+            self._schema.read(cursor)
             staging = self._hold.dialect.staging.tables(cursor, self.place)
         was_claimed = self._hold.is_claimed
         self._hold.take(entry.epoch)
