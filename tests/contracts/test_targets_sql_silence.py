@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import ApplyHooks, Claim
 from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()
@@ -106,5 +108,6 @@ def test_a_table_that_was_quiet_for_long_goes_on(sql: Bed, request: pytest.Fixtu
     table.claim()
     table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
     end_others(sql)
+    time.sleep(TRUSTED_SECONDS)  # until then nobody asks whether an idle connection answers
     table.apply(bed.batch(SHAPE, [row(2)]), progress(1, 2))
     assert sql.rows() == [row(1), row(2)]

@@ -26,7 +26,7 @@ from tidesink.sinks.targets.base import (
     nothing,
 )
 from tidesink.sinks.targets.sql.cuts import Gathering
-from tidesink.sinks.targets.sql.dialect import Counts, Merge, TemporaryStaging
+from tidesink.sinks.targets.sql.dialect import Counts, Merge, TemporaryRefusedError, TemporaryStaging
 from tidesink.sinks.targets.sql.hold import SqlHold
 from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.merge import (
@@ -91,13 +91,15 @@ class SqlBatches:
         self._temporary: TemporaryStaging | None = None
         self._ordered: TargetSchema | None = None
 
+    def look(self, cursor: Any) -> None:
+        """Find out if the user may create temporary tables."""
+        temporary = self._hold.dialect.temporary
+        allowed = temporary is not None and temporary.is_allowed(cursor)
+        self._temporary = temporary if allowed else None
+
     def claim(self) -> None:
         """Drop the staging tables of earlier epochs."""
         self._staging = self._unused = None
-        temporary = self._hold.dialect.temporary
-        if temporary is not None:
-            with self._hold.transaction(writes=False) as cursor:
-                self._temporary = temporary if temporary.is_allowed(cursor) else None
         # If a fenced worker's tasks still write to a staging table, dropping it fails. The next claim drops
         # it.
         with suppress(TransientTargetError), self._hold.transaction() as cursor:
@@ -127,8 +129,7 @@ class SqlBatches:
         """
         rows = batch.payloads
         if batch.staged is None and isinstance(rows, RowsHere) and self._temporary is not None:
-            self._check(batch)
-            return self._commit(batch, progress, self._loaded_by(self._temporary, batch, rows))
+            return self._apply_here(self._temporary, batch, rows, progress)
         with self._hold.transaction(writes=False) as cursor:
             done = self._hold.held(cursor, lock=False, batch=progress.epoch).done(progress)
         if done is not None:
@@ -141,6 +142,17 @@ class SqlBatches:
                 self.forget_staged()
             else:  # the staging table is still empty, so the next batch uses it without DDL
                 self._unused = self._staging
+
+    def _apply_here(
+        self, temporary: TemporaryStaging, batch: ReducedBatch, rows: RowsHere, progress: Progress
+    ) -> ApplyResult:
+        """Merge a batch whose rows are in this process, in the transaction that loads them."""
+        self._check(batch)
+        try:
+            return self._commit(batch, progress, self._loaded_by(temporary, batch, rows))
+        except TemporaryRefusedError:
+            self._temporary = None  # the next try stages the rows
+            raise
 
     @property
     def loads_here(self) -> bool:
@@ -234,13 +246,13 @@ class SqlBatches:
 
     def _commit(self, batch: ReducedBatch, progress: Progress, rows: StagedRowsOf) -> ApplyResult:
         batch.hooks.on_staged()
-        with self._hold.turn() as (cursor, held):
+        load = rows.load if rows.attempts else nothing
+        # The rows are loaded before the ledger row is locked: a worker that freezes in between holds no lock.
+        with self._hold.turn(first=load, batch=progress.epoch) as (cursor, held):
             done = held.done(progress)
             if done is not None:
                 return done
             entry = self._hold.ledger.identified(cursor, held)
-            if rows.attempts:
-                rows.load(cursor)
             counts = self._merged(cursor, batch, rows)
             reported = batch.truncates or batch.sequenced or batch.how.mode == "history"
             absent = counts.absent if reported else batch.deletes - counts.deleted

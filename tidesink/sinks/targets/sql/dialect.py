@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from tidesink.config.fields import ChangeKind
-from tidesink.errors import SchemaRefusedError, TidesinkError
+from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.sql.columns import SqlLimits
 from tidesink.sinks.targets.sql.faults import Fault
-from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS, Load, Read
+from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS, Load, Read, close_kept
 from tidesink.sinks.targets.sql.location import Endpoint, Place
 from tidesink.typemap.render_sql import Database
 
@@ -345,6 +345,10 @@ class Staging(Protocol):
         """
 
 
+class TemporaryRefusedError(TransientTargetError):
+    """The database refuses to create a temporary table. Nothing was written, and the next try needs none."""
+
+
 class TemporaryStaging(Protocol):
     """Staging tables that the transaction that merges their rows also creates, fills and drops.
 
@@ -362,6 +366,9 @@ class TemporaryStaging(Protocol):
         """Create the staging table in the open transaction, and load CSV lines into it.
 
         ``columns``: type by name. ``statement``: the result of ``Staging.load_statement``.
+
+        Raises:
+            TemporaryRefusedError: the database refuses to create a temporary table.
         """
 
 
@@ -533,10 +540,19 @@ class Connections:
             with self._lock:
                 connection, since = self._idle.pop() if self._idle else (None, 0.0)
             if connection is None:
-                return self.dialect.driver.connect(self.endpoint)
+                return self._connected()
             if time.monotonic() - since < TRUSTED_SECONDS or self.dialect.driver.alive(connection):
                 return connection
             self._discard(connection)
+
+    def _connected(self) -> Any:
+        try:
+            return self.dialect.driver.connect(self.endpoint)
+        except BaseException:
+            # The server may have no room for more connections. Idle ones must not keep others out.
+            self.close()
+            close_kept()
+            raise
 
     def _put_back(self, connection: Any) -> None:
         with self._lock:

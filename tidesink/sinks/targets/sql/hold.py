@@ -6,12 +6,13 @@ is outdated writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tidesink.errors import StaleProgressError
 from tidesink.sinks.state.progress import check_held
+from tidesink.sinks.targets.base import nothing
 from tidesink.sinks.targets.ledger import required_claim
 from tidesink.sinks.targets.sharing import Turns
 from tidesink.sinks.targets.sql.dialect import Connections
@@ -62,16 +63,22 @@ class SqlHold:
             yield cursor
 
     @contextmanager
-    def turn(self) -> Iterator[tuple[Any, SqlEntry]]:
+    def turn(
+        self, *, first: Callable[[Any], object] = nothing, batch: int | None = None
+    ) -> Iterator[tuple[Any, SqlEntry]]:
         """Open a transaction that holds the lock on the ledger row, and yield its cursor and the row.
 
         Within this process, the shards of a shared table do this one after the other.
 
+        ``first``: called with the cursor before the row is locked.
+        ``batch``: the epoch of the batch to apply; None without a batch.
+
         Raises:
-            StaleProgressError: another worker claimed the table.
+            StaleProgressError: another worker claimed the table, or the batch is from another epoch.
         """
         with self._turns.mine(), self.transaction() as cursor:
-            yield cursor, self.held(cursor)
+            first(cursor)
+            yield cursor, self.held(cursor, batch=batch)
 
     def claimed(self, cursor: Any) -> SqlEntry:
         """Lock the ledger row, which is added if missing, and return it with the next epoch.

@@ -117,7 +117,7 @@ def kept_connection(
     idle = _KEPT.take(endpoint)
     while idle is not None and not (idle[1] < TRUSTED_SECONDS or alive(idle[0])):
         idle = _KEPT.take(endpoint)
-    connection = connect(endpoint) if idle is None else idle[0]
+    connection = _connected(endpoint, connect) if idle is None else idle[0]
     try:
         yield connection
     except BaseException:
@@ -125,6 +125,14 @@ def kept_connection(
         raise
     if not _KEPT.give_back(endpoint, connection):
         connection.close()
+
+
+def _connected(endpoint: Endpoint, connect: Callable[[Endpoint], Any]) -> Any:
+    try:
+        return connect(endpoint)
+    except BaseException:
+        close_kept()  # the server may have no room for more connections
+        raise
 
 
 def close_kept() -> None:

@@ -18,7 +18,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
-from tidesink.sinks.targets.sql.dialect import Dialect, ForView, no_table
+from tidesink.sinks.targets.sql.dialect import Dialect, ForView, TemporaryRefusedError, no_table
 from tidesink.sinks.targets.sql.load import ROWS_AT_ONCE, kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
@@ -500,7 +500,14 @@ class PostgresTemporary:
         self, cursor: Any, columns: Mapping[str, str], statement: str, lines: Iterable[memoryview]
     ) -> None:
         """Create the table, which the transaction drops at its end, and load CSV lines into it with COPY."""
-        cursor.execute(f"CREATE TEMPORARY TABLE {self.name} ({_spelt(columns)}) ON COMMIT DROP")
+        refusals = psycopg().errors.InsufficientPrivilege, psycopg().errors.FeatureNotSupported
+        try:
+            cursor.execute(f"CREATE TEMPORARY TABLE {self.name} ({_spelt(columns)}) ON COMMIT DROP")
+        except refusals as exc:
+            raise TemporaryRefusedError(
+                "The database refuses to create a temporary table. Nothing was written. The batch is tried "
+                "again with a staging table in the target's schema."
+            ) from exc
         with cursor.copy(statement) as copy:
             for line in lines:
                 copy.write(line)

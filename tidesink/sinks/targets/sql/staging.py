@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tidesink.errors import TargetError, TidesinkError
+from tidesink.sinks.spark.errors import raised_local_errors
 from tidesink.sinks.targets.base import ReducedBatch, RowFormat, RowsHere, StagedPart
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.load import (
@@ -131,7 +132,8 @@ def rows_to_load(connections: Connections, temporary: str, batch: ReducedBatch, 
         TargetError: the database cannot store a value.
     """
     loader = loader_into(connections, temporary, batch.row_format)
-    chunks, part = loader.lines_here(rows.batches)
+    with raised_local_errors():
+        chunks, part = loader.lines_here(rows.batches)
     return RowsToLoad(loader.statement, chunks, _checked_attempts(connections, batch, (part,)))
 
 
@@ -151,4 +153,5 @@ def _checked_attempts(
             table=table,
             column=column.name,
         )
+    connections.close()  # the server may have no room for more connections
     raise connections.error(failure.fault, table=table)

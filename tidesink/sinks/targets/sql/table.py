@@ -93,6 +93,7 @@ class SqlTable:
             self._gathering.claim(cursor, self._schema.present, loaded=entry.progress is not None)
             self._ledger.write(cursor, entry)
             self._schema.read(cursor)
+            self._batches.look(cursor)
             staging = self._hold.dialect.staging.tables(cursor, self.place)
         was_claimed = self._hold.is_claimed
         self._hold.take(entry.epoch)
