@@ -6,8 +6,8 @@ reducing alone; ``start``, the first commit of a new process; the whole job into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
 tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
-500 idle tables cost; ``cuts``, what cuts cost; ``snapshots``, the rows of a database; ``diff``, comparing
-them with their copy.
+500 idle tables cost; ``tables``, the cost of many small tables and batches; ``cuts``, what cuts cost;
+``snapshots``, the rows of a database; ``diff``, comparing them with their copy.
 Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -28,6 +28,7 @@ from benchmarks.diffs import diff_rows
 from benchmarks.events import OPTIONS, write_events
 from benchmarks.first_commit import BACKLOG, first_commit_row
 from benchmarks.idle_tables import idle_row
+from benchmarks.many_tables import TARGETS, table_rows
 from benchmarks.processes import peak_memory
 from benchmarks.rows import (
     Row,
@@ -50,7 +51,8 @@ from tidesink.schema_registry import open_registry
 EVENTS = 1_000_000
 PARTS: Final = (
     *("codecs", "fetch", "reduce", "start"),
-    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "cuts", "snapshots", "diff"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle"),
+    *("tables", "cuts", "snapshots", "diff"),
 )
 Settings = Mapping[str, Any]
 
@@ -60,22 +62,23 @@ def main() -> None:
     arguments = _arguments()
     parts = arguments.parts or PARTS
     rows: Rows = []
-    for found in _measured(parts, arguments.events):
+    for found in _measured(parts, arguments):
         rows += found
         if arguments.json is not None:  # after each part: a later one that fails loses nothing
             write(rows, arguments.json)
     show(rows)
 
 
-def _measured(parts: Sequence[str], events: int) -> Iterator[Rows]:
+def _measured(parts: Sequence[str], arguments: argparse.Namespace) -> Iterator[Rows]:
     """The rows of each part."""
     if "codecs" in parts:
         yield _codecs()
     if _ON_STACK.keys() & set(parts):
         with _stack() as settings:
+            settings |= {name: getattr(arguments, name) for name in ("tables", "targets", "seconds")}
             for part in PARTS:
                 if part in parts and part in _ON_STACK:
-                    yield _ON_STACK[part](settings, events)
+                    yield _ON_STACK[part](settings, arguments.events)
 
 
 def _codecs() -> Rows:
@@ -92,6 +95,11 @@ def _arguments() -> argparse.Namespace:
     # argparse before 3.12 holds an empty list against choices.
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without one")
     parser.add_argument("--events", type=int, default=EVENTS, help="of the whole job; half as many a codec")
+    parser.add_argument("--tables", type=int, default=200, help="how many small tables (tables)")
+    parser.add_argument("--seconds", type=int, default=300, help="of their freshness, or 0 (tables)")
+    parser.add_argument(
+        "--targets", nargs="+", choices=TARGETS, default=TARGETS, help="of small tables (tables)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
@@ -146,6 +154,10 @@ def _start(settings: Settings, _events: int) -> Rows:
 def _idle(settings: Settings, _events: int) -> Rows:
     _say("idle tables")
     return [idle_row(_measure, dict(settings))]
+
+
+def _tables(settings: Settings, _events: int) -> Rows:
+    return table_rows(_measure, dict(settings))
 
 
 def _cuts(settings: Settings, _events: int) -> Rows:
@@ -255,6 +267,7 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "sizes": _sizes,
     "age": _age,
     "idle": _idle,
+    "tables": _tables,
     "cuts": _cuts,
     "snapshots": _snapshots,
     "diff": _diff,

@@ -29,10 +29,10 @@ from tidesink.codecs import open_codec
 from tidesink.config import load_config
 from tidesink.dev.workload import create_topics
 from tidesink.events import LOGICAL_BITS, Position, TableId, WatermarkEvent
+from tidesink.sinks.cuts.publishing import cut_status
 from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.runtime.observers import BatchApplied, WorkerEvent
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.cuts import cut_status
 from tidesink.sinks.worker.run import run
 
 TABLES: Final = 5

@@ -58,6 +58,18 @@ def family(root: int) -> list[Process]:
     return [found[pid] for pid in members if pid in found]
 
 
+def pss_mb(root: int) -> float:
+    """Memory of a process and its descendants, in MB. Pages that they share count once (PSS)."""
+    total = 0
+    for one in family(root):
+        try:
+            lines = Path(f"/proc/{one.number}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
 @contextmanager
 def peak_memory(root: int) -> Iterator[Peak]:
     """Watch the memory of a process and its descendants. Pages that they share count once for each."""

@@ -43,9 +43,30 @@ AIMS: Final[Mapping[str, float]] = {
     "snapshot.mariadb.jdbc": 2,
     "snapshot.mariadb.cursor": 0.5,
     "wide.1000-columns": 0.5,
+    "first-commit.small.delta": 1.0,
 }
 # Rows whose aim is a value, in their unit: a figure at most as large is good.
-MOST: Final[Mapping[str, float]] = {"batch-1000.postgres": 0.4, "memory.peak": 2_500}
+MOST: Final[Mapping[str, float]] = {
+    "batch-1000.postgres": 0.4,
+    "memory.peak": 2_500,
+    "tables.open.postgres": 0.02,
+    "tables.open.delta": 0.02,
+    "tables.freshness.postgres.p50": 2,
+    "tables.freshness.postgres.p99": 5,
+    "tables.freshness.delta.p50": 15,
+    "tables.freshness.delta.p99": 25,
+    "first-commit.small.postgres": 3,
+    "memory.small": 400,
+    "cpu.small.postgres": 25,
+    "cpu.small.delta": 120,
+}
+# Rows whose aim is a value, in their unit: a figure at least as large is good.
+LEAST: Final[Mapping[str, float]] = {
+    "tables.active.postgres": 60,
+    "tables.active.mariadb": 40,
+    "tables.active.delta": 12,
+    "tables.active.iceberg": 12,
+}
 # The parts of a whole job that a row each is about.
 LOADS: Final = ("load", "warm")
 
@@ -68,8 +89,9 @@ class Row(NamedTuple):
     def note(self) -> str:
         """The ratio and the aim, for the table."""
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
-        if self.name in MOST:
-            return f"{ratio} (aim: at most {MOST[self.name]:g} {self.unit})".lstrip()
+        for word, aims in (("most", MOST), ("least", LEAST)):
+            if self.name in aims:
+                return f"{ratio} (aim: at {word} {aims[self.name]:g} {self.unit})".lstrip()
         return f"{ratio} (aim {AIMS[self.name]:g})" if self.name in AIMS else ratio
 
 
@@ -142,4 +164,6 @@ def write(rows: Iterable[Row], path: Path) -> None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

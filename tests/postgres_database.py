@@ -10,9 +10,8 @@ import psycopg
 import sqlalchemy as sa
 from psycopg import sql
 
-from tidesink.sinks.batch.source_rows import open_database
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.source_database.database import begin_session
+from tidesink.source_database.database import begin_session, open_database
 
 
 @contextmanager

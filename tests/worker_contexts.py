@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tidesink.sinks.letters.topic import DeadLetters
 from tidesink.sinks.runtime.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.runtime.observers import Listener, Listeners
 from tidesink.sinks.runtime.shared_reads import Topics
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 def no_fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
     """For a source whose records nobody reads."""
     raise AssertionError(f"no records are expected to be read: {wanted}")
+
+
+def no_spark() -> AbstractContextManager[SparkSession]:
+    """For an engine that must not start."""
+    raise AssertionError("Spark is not expected to start")
 
 
 def worker_context(
@@ -40,7 +47,7 @@ def worker_context(
     store = SqlStateStore(str(folder / "state.db"))
     return WorkerContext(
         config=config,
-        spark=spark,
+        spark=SparkEngine.of(spark),
         source=source,
         target=MemoryTarget(),
         store=store,

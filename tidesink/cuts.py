@@ -60,11 +60,12 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
     Raises:
         ConfigError: The pipeline's target is not a lake.
     """
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.targets import target_module
 
     check_lake(config)
     # The state store is not needed to read tables, so it is not opened.
-    target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
+    target = target_module(config.target).open_target(config, SparkEngine.of(spark), cast("StateStore", None))
     return cast("CutLog", cast("CutTarget", target).cut_log(config.pipeline))
 
 

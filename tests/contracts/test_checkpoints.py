@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from tests.servers import create_topics
 from tidesink.errors import SourceError
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
-from tidesink.sinks.worker.bounds import read_checkpoint
+from tidesink.sinks.cuts.bounds import read_checkpoint
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
 
 pytestmark = pytest.mark.servers
 

@@ -13,12 +13,12 @@ from tests.vectors import ROOT, SUBSET
 from tidesink.codecs.open import CODECS
 from tidesink.config.source import SourceSettings
 from tidesink.config.targets import KafkaSettings
-from tidesink.sinks.schema_sources.open import DECODINGS
+from tidesink.sinks.decode.open import DECODINGS
 from tidesink.sinks.spark.daemon import MODULES
 from tidesink.typemap.target_schema import IDENTITIES
 
 _LISTS: Final = {
-    "DECODINGS in tidesink/sinks/schema_sources/open.py": DECODINGS.keys(),
+    "DECODINGS in tidesink/sinks/decode/open.py": DECODINGS.keys(),
     "IDENTITIES in tidesink/typemap/target_schema.py": IDENTITIES.keys(),
     "TARGETS in tests/fuzz/targets.py": TARGETS.keys(),
 }

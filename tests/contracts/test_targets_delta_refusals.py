@@ -62,6 +62,7 @@ def test_a_restore_is_refused_also_after_the_commits_behind_it_are_cleaned_away(
     table = target.open_table(SHAPE, pipeline="shop")
     table.claim()
     for batch in (1, 2):
+        store.record_progress(progress(1, batch))  # as the worker does
         table.apply(delta.batch(SHAPE, [row(batch)]), progress(1, batch))
     delta.spark.sql(f"RESTORE TABLE {table.location} TO VERSION AS OF 2")
     forget_before(delta, table, 4)

@@ -57,7 +57,7 @@ class _Story:
             for version in range(len(_GRADES))
         ]
         self._random = random.Random(7)
-        self._ms = 1_800_000_000_000
+        self._ms = 1_700_000_000_000
 
     def tell(self, version: int, *, partitions: tuple[int, ...] = (0, 1), labels: int = 9) -> None:
         """The DDL of one version, then rows of it, with no more than so many of its labels."""

@@ -21,6 +21,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import one_snapshot
 from tests.full import FULL, TEST_ALL, quick_on
 from tidesink.events import TableId
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.sql.target import SqlTarget
 
@@ -38,7 +39,9 @@ class Run(BankRun):
         self, spark: SparkSession, request: pytest.FixtureRequest, folder: Path, servers: Servers
     ) -> None:
         super().__init__(spark, request, folder, servers)
-        opened: Any = target_module(self.config.target).open_target(self.config, spark, cast("Any", None))
+        opened: Any = target_module(self.config.target).open_target(
+            self.config, SparkEngine.of(spark), cast("Any", None)
+        )
         self.target: SqlTarget = opened
         self.seen = dict[int, int]()
 

@@ -18,7 +18,7 @@ from tests.postgres import stoppable_server
 from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.sinks.runtime.context import StopFlag
-from tidesink.sinks.spark.session import start_thread
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_an_outage_of_the_target_shows_until_it_is_over(
     with stoppable_server() as database:
         server = "postgres", database.endpoint
         path = shop_config(tmp_path, servers, {"target": target_of(server)})
-        working = start_thread(spark, lambda: run(load_config(path), stop=stop), name="worker")
+        working = SparkEngine.of(spark).thread(lambda: run(load_config(path), stop=stop), name="worker")
         try:
             _wait(lambda: asked()["table"].get("state") == "IDLE" and asked()["table"]["batch"] == 1)
             assert (asked()["code"], rows()) == (0, 1)

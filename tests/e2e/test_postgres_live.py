@@ -36,7 +36,7 @@ from tests.servers import create_topics
 from tidesink.config.source import DatabaseSettings
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import TableId
-from tidesink.sinks.schema_sources.database_types import look_up_in
+from tidesink.sinks.decode.database_types import look_up_in
 from tidesink.sinks.targets.sql.location import Endpoint
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, KeyShare, RowInput, SourceRows, key_ranges
-from tidesink.sinks.schema_sources.database_types import look_up_in, replica_identity
+from tidesink.sinks.decode.database_types import look_up_in, replica_identity
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.source_database.base import ReplicaIdentity, StoredTable, plain
 from tidesink.source_database.database import begin_session, dialect_of, stored_table

@@ -16,10 +16,10 @@ from tests.absent import without_server
 from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, RowInput, SourceRows, connected, key_ranges
-from tidesink.sinks.schema_sources.database_types import created_by, look_into
+from tidesink.sinks.batch.source_rows import KeyRange, RowInput, SourceRows, key_ranges
+from tidesink.sinks.decode.database_types import created_by, look_into
 from tidesink.source_database.base import StoredTable
-from tidesink.source_database.database import begin_session, open_transactions, stored_table
+from tidesink.source_database.database import begin_session, connected, open_transactions, stored_table
 
 pytestmark = pytest.mark.servers
 

@@ -23,7 +23,7 @@ from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.runtime.observers import RunReport, TableReport
-from tidesink.sinks.spark.session import start_thread
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_a_stop_cancels_the_batch_under_way_and_no_job_of_others(
         yield from batches
 
     frame = spark.range(3, numPartitions=1)
-    theirs = start_thread(spark, frame.mapInArrow(rest, "id long").count, name="others")
+    theirs = SparkEngine.of(spark).thread(frame.mapInArrow(rest, "id long").count, name="others")
     stop, reports = StopFlag(), list[RunReport]()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(240)

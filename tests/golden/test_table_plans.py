@@ -33,13 +33,13 @@ from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.modes import kept_shape
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.preflight import column_type
 
 R = TypeVar("R")
@@ -135,7 +135,7 @@ def _opened(given: Given, topic: str, table: TableId, folder: Path) -> Shown:
     around = worker_context(config, cast("Any", None), folder, registry=given.registry)
     topics = Topics(config.pipeline, source, around.store, ask=lambda: cast("Any", Brokers(source)))
     topics.tables(topic).add(given.tables[topic])
-    parts = DecodingParts.of(replace(around, source=source, topics=topics), cast("Any", None))
+    parts = decoding_parts(replace(around, source=source, topics=topics))
     try:
         decoding = open_decoding(parts, topic, table)
         decoding.prepare(source.found)

@@ -21,21 +21,21 @@ from tests.decoded_batches import as_records
 from tests.full import TEST_ALL
 from tests.properties.test_cuts import NAMES, PARTITIONS, PLANS, Row
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.cuts import (
+from tidesink.sinks.cuts.bounds import ConnectorBounds
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.decode.bounded import up_to_bound
+from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
+from tidesink.sinks.laws.bound import (
     least_bound,
     marks_at,
     passed_partitions,
     stands_at,
     starts,
     topic_after,
-    up_to_bound,
 )
-from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
-from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.laws.counts import PartitionSummary
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.bounds import ConnectorBounds
 
 TopicPartition = tuple[str, int]
 PLACES: Final = [(name, number) for name in NAMES for number in PARTITIONS]

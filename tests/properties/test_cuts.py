@@ -29,7 +29,10 @@ from tests.full import TEST_ALL
 from tidesink.codecs.options import CanalJsonOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.cuts import (
+from tidesink.sinks.decode.bounded import up_to_bound
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
+from tidesink.sinks.laws.bound import (
     is_outside,
     least_bound,
     next_bound,
@@ -37,10 +40,7 @@ from tidesink.sinks.batch.cuts import (
     stands_at,
     starts,
     topic_after,
-    up_to_bound,
 )
-from tidesink.sinks.decode.canal_json import canal_json_plan
-from tidesink.sinks.decode.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.laws.counts import PartitionSummary
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 

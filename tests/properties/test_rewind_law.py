@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.unit.config.samples import FLAT_AVRO, right
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
+from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.worker.rewind import again_only
 

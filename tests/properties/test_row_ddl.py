@@ -30,10 +30,10 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.canal_json import canal_json_plan
 from tidesink.sinks.decode.records import EventRules
+from tidesink.sinks.decode.topic_ddl import ddl_statement
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.schema_changes.decisions import Policies
 from tidesink.sinks.schema_changes.row_ddl import decide_rows
-from tidesink.sinks.schema_changes.topic_ddl import ddl_statement
 from tidesink.sinks.spark.payloads import UPSERT, unpack
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 

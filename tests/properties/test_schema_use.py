@@ -27,15 +27,15 @@ from tidesink.events import Column, ColumnType, Message, Row, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.schema_history import SchemaUse
 from tidesink.sinks.decode.schema_source import Missed
+from tidesink.sinks.decode.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.schema_rows import RowPosition, RowSpan
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.schema_sources.schema_history import SchemaUse
-from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.spark.payloads import unpack
+from tidesink.sinks.worker.open_table import decoding_parts
 
 RACK: Final = Column("rack", ColumnType("bigint"), default="9")
 # ADD stock; DROP stock; ADD rack: a registry gives the ids 1, 2, 1, 3.
@@ -103,7 +103,7 @@ class Worker:
             lag=RetryPolicy(0, passes=may_lag),
             subject_of=lambda name, part: f"{name}-{part}",
         )
-        parts = DecodingParts.of(replace(around, source=source), cast("Any", None))
+        parts = decoding_parts(replace(around, source=source))
         self.decoding = FlatAvroDecoding(parts, "t", TABLE, schemas=schemas)
         self.decoding.prepare(feed.found)
 

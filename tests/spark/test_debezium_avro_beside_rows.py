@@ -22,11 +22,11 @@ from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.decode.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import SubjectSchemas
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import TopicPartition
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +112,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     held = KafkaSource(lambda _: iter([as_records([Message("shop_orders", 0, 0, glue, glue)])]))
     around = replace(worker_context(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
-    decoding = open_decoding(DecodingParts.of(around, spark), "shop_orders", TableId("shop", "orders"))
+    decoding = open_decoding(decoding_parts(around), "shop_orders", TableId("shop", "orders"))
     with pytest.raises(ConfigError, match="have an AWS Glue schema registry header") as refused:
         decoding.prepare(found)
     assert remedy in refused.value.message

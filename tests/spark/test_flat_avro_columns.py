@@ -15,6 +15,7 @@ from tests.golden.vectors import find_folders
 from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tests.unit.codecs.flat_avro.cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.options import ChecksumMode
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
@@ -58,9 +59,15 @@ class Topic:
         found = [self.registry.schema_by_version(subject, version) for version in known]
         return {schema.id: schema.schema_text for schema in found}
 
-    def plan(self, settings: PlanSettings = DEFAULT_SETTINGS, **schemas: Any) -> DecodePlan:
+    def plan(
+        self,
+        settings: PlanSettings = DEFAULT_SETTINGS,
+        *,
+        checksum: ChecksumMode = "off",
+        **schemas: Any,
+    ) -> DecodePlan:
         known = SubjectSchemas(self.texts("key"), self.texts("value"))
-        return flat_avro_plan(self.table, replace(known, **schemas), settings)
+        return flat_avro_plan(self.table, replace(known, **schemas), settings, checksum=checksum)
 
     def rows(self, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()

@@ -10,19 +10,19 @@ from tests.unit.config.samples import FLAT_AVRO, right
 from tests.worker_contexts import worker_context
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.schema_source import Missed
-from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.laws.counts import BatchSummary, EventCounts, UnplannedSchemas
-from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.runtime.observers import StepRetried, WorkerEvent
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.schema_sources.writer_schemas import (
+from tidesink.sinks.decode.writer_schemas import (
     ASK_AGAIN_SECONDS,
     FlatAvroDecoding,
     WriterSchemas,
     may_lag,
 )
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.laws.counts import BatchSummary, EventCounts, UnplannedSchemas
+from tidesink.sinks.runtime.context import RetryPolicy
+from tidesink.sinks.runtime.observers import StepRetried, WorkerEvent
+from tidesink.sinks.worker.open_table import decoding_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession
     registry, heard = Follower(lag=0), Heard()
     one = registry.register(subject(TOPIC, "key"), text_of("id"))
     around = worker_context(right(FLAT_AVRO), spark, tmp_path, registry=registry, listeners=(heard,))
-    decoding = open_decoding(DecodingParts.of(around, spark), TOPIC, TABLE)
+    decoding = open_decoding(decoding_parts(around), TOPIC, TABLE)
     decoding.prepare(FOUND)
     assert [column.name for column in decoding.columns().shape.columns] == ["id"]
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
@@ -66,7 +66,7 @@ def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path:
     registry.register(subject(TOPIC, "key"), text_of("id"))
     schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=clock)
     around = worker_context(right(FLAT_AVRO), spark, tmp_path, registry=registry)
-    decoding = FlatAvroDecoding(DecodingParts.of(around, spark), TOPIC, TABLE, schemas=schemas)
+    decoding = FlatAvroDecoding(decoding_parts(around), TOPIC, TABLE, schemas=schemas)
     decoding.prepare(FOUND)
     two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
     registry.lag = 10_000

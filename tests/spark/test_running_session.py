@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 from tidesink.errors import ConfigError
+from tidesink.sinks.spark.engine import SparkEngine, threads_tagged
 from tidesink.sinks.spark.session import (
     FIXED,
     LOSES,
     build_session,
     cancel_jobs,
-    start_thread,
-    threads_tagged,
 )
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ def test_jobs_of_others_are_not_cancelled(spark: SparkSession, tmp_path: Path) -
         return spark.range(3, numPartitions=1).mapInArrow(rest, "id long").count()
 
     def below() -> int:
-        return start_thread(spark, lambda: job("ours"), name="below").result(_PATIENCE_SECONDS)
+        return SparkEngine.of(spark).thread(lambda: job("ours"), name="below").result(_PATIENCE_SECONDS)
 
-    theirs = start_thread(spark, lambda: job("theirs"), name="theirs")
+    theirs = SparkEngine.of(spark).thread(lambda: job("theirs"), name="theirs")
     with threads_tagged("tidesink-test"):
-        ours = start_thread(spark, below, name="above")
+        ours = SparkEngine.of(spark).thread(below, name="above")
     _wait_for(tmp_path / "theirs", tmp_path / "ours")
     cancel_jobs(spark, "tidesink-test")
     with pytest.raises(Exception, match="cancelled"):

@@ -16,7 +16,7 @@ from tidesink.codecs.debezium.inference import (
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import TableId
 from tidesink.sinks.decode.debezium_json import JsonWriter, Writers, first_writer
-from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
+from tidesink.sinks.decode.record_types import RecordTypes, newest_typed
 
 if TYPE_CHECKING:
     from tidesink.config import Config

@@ -44,10 +44,10 @@ from tidesink.sinks.state.failures import Failure, failure_in
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
     from tidesink.config.source import SourceSettings
+    from tidesink.sinks.cuts.publishing import CutStatus
     from tidesink.sinks.runtime.control import Controls, RewindControl, SnapshotControl, TableControl
     from tidesink.sinks.runtime.observers import TableReport
     from tidesink.sinks.state.progress import Progress, StateStore, TableStatus
-    from tidesink.sinks.worker.cuts import CutStatus
 
 
 T = TypeVar("T")
@@ -461,7 +461,7 @@ def cuts_of(config: Config) -> CutStatus | None:
 
 
 def _cuts_in(store: StateStore, pipeline: str) -> CutStatus | None:
-    from tidesink.sinks.worker.cuts import cut_status
+    from tidesink.sinks.cuts.publishing import cut_status
 
     return cut_status(store, pipeline)
 

@@ -323,9 +323,8 @@ def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[Ta
         planned.add(plan.table)
     if not loads_quiet_tables(config):
         return
-    from tidesink.sinks.batch.source_rows import OPTION
     from tidesink.sinks.snapshots.parts import open_source_database
-    from tidesink.source_database.database import stored_tables, translated
+    from tidesink.source_database.database import OPTION, stored_tables, translated
     from tidesink.source_database.mysql import create_statement
 
     with open_source_database(config) as database, translated(OPTION):

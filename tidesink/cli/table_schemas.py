@@ -1,6 +1,6 @@
 """Columns, key and types of a table as a worker opens it, without Spark and without a worker's state.
 
-The table's own schema source (``sinks.schema_sources``) is opened on the sampled records of its topic, as if
+The table's own schema source (``sinks.decode.open``) is opened on the sampled records of its topic, as if
 the topic ended with them. What it stores stays in memory.
 """
 
@@ -22,8 +22,11 @@ from tidesink.sinks.batch.record_frames import opened
 from tidesink.sinks.batch.reports import raise_first
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.open import open_decoding, open_unprojected
+from tidesink.sinks.decode.parts import DecodingParts
 from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.sinks.decode.schema_source import Decoding, Missed, ProjectedDecoding, SourceColumns, TypesFrom
+from tidesink.sinks.decode.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchRange
 from tidesink.sinks.kafka.offsets import (
     NO_STARTS,
@@ -35,9 +38,6 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.laws.counts import BatchSummary
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
-from tidesink.sinks.schema_sources.open import open_decoding, open_unprojected
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:

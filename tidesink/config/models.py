@@ -424,6 +424,15 @@ class BatchSettings(Model):
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
     """Maximum size of one batch of one table: the bytes of its decoded rows, estimated from earlier batches.
     For a table's first batch, and for a read of a topic for several tables, the bytes of the records."""
+    executor: Literal["auto", "local", "spark"] = "auto"
+    """What reads, decodes and reduces the records of a batch: Spark tasks, or (`local`) the worker's own
+    process. `auto` chooses `local` for batches up to `local-records` and `local-bytes`. A worker that needs
+    no Spark job starts no JVM."""
+    local_records: Count = Field(default=10_000, ge=1, le=MOST_RECORDS)
+    """With `executor: auto`: maximum number of records in a batch that the worker's own process reads."""
+    local_bytes: ByteSize = Field(default=32 * 2**20, ge=1, le=MOST_BYTES)
+    """With `executor: auto`: maximum size of a batch that the worker's own process reads: the bytes of its
+    decoded rows, estimated from earlier batches."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
     """Maximum number of tables that are processed at once."""
     poll_interval: PositiveDuration = 1.0

@@ -27,6 +27,9 @@ from tidesink.source_database.connection_faults import (
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
+# The setting with the URL of the source database.
+OPTION: Final = "source.database"
+_EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
 # Timeouts and text encoding for the supported drivers. Other drivers take them from the URL.
 _CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -119,6 +122,43 @@ def begin_session(connection: Connection, *, as_of: int | None = None, replica: 
         dialect.check_current(connection)
     if as_of is not None:
         dialect.read_as_of(connection, as_of)
+
+
+def open_database(url: str) -> Engine:
+    """Returns the SQLAlchemy engine of the source database. It is not connected yet.
+
+    Raises:
+        ConfigError: The config has no URL, or the URL's driver is not installed.
+    """
+    return open_engine(url, option=OPTION, extra=_EXTRA)
+
+
+@contextmanager
+def connected(url: str, *, as_of: int | None = None, replica: bool = False) -> Iterator[Connection]:
+    """Opens a session of the source database, which reads the current state or the state at a commit_ts.
+
+    The caller must translate the errors of its queries.
+
+    Args:
+        url: The URL of the database.
+        as_of: The commit_ts of the state to read, or None to read the current state.
+        replica: True if the database may be a replica.
+
+    Raises:
+        ConfigError: The config has no URL, or the URL's driver is not installed. Or the database rejects the
+            user, or cannot read the state at a commit_ts.
+        SourceUnavailableError: The database does not answer.
+    """
+    engine = open_database(url)
+    try:
+        with translated(OPTION):
+            connection = engine.connect()
+        with connection:
+            with translated(OPTION):
+                begin_session(connection, as_of=as_of, replica=replica)
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def begin_at_position(connection: Connection, *, since: int) -> int:

@@ -12,8 +12,8 @@ from tidesink.cli.table_plans import plan_of
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.decode.open import open_decoding
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.target_schema import shape_of
 
 DATED = changed(CANAL_JSON, source__enable_tidb_extension=True)
@@ -102,7 +102,7 @@ ONLY_PATTERNS = _config({}, {"match": "shop.ord*", "filter": "a <> 1"}, {**ALL, 
 def test_a_table_that_only_the_run_knows_is_refused_where_its_decoding_opens() -> None:
     around = worker_context(right(ONLY_PATTERNS), store=cast("Any", None))
     with pytest.raises(ConfigError, match=r"filter of shop\.orders: mode append stores changes") as caught:
-        open_decoding(DecodingParts.of(around, cast("Any", None)), "app", ORDERS)
+        open_decoding(decoding_parts(around), "app", ORDERS)
     assert caught.value.context == {"table": "shop.orders"}
 
 

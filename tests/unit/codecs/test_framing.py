@@ -27,6 +27,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import (
     DecodePlan,
     RegisteredSchemas,
@@ -46,8 +47,7 @@ from tidesink.sinks.laws.counts import (
     UnplannedRecord,
     UnplannedSchemas,
 )
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 
 AVRO: Final = ("flat-avro", "debezium-avro")
 JSON: Final = ("canal-json", "debezium-json")
@@ -223,9 +223,7 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
 
     def opened() -> Decoding:
-        return open_decoding(
-            DecodingParts.of(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
-        )
+        return open_decoding(decoding_parts(around), "shop_orders", TableId("shop", "orders"))
 
     with pytest.raises(ConfigError, match=r"headers\.enabled to false"):
         opened().prepare(found)
@@ -268,9 +266,7 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
     around = replace(around, source=KafkaSource(fetch))
     found = TopicOffsets("shop_orders", "an id", {n: PartitionOffsets(0, 500) for n in (0, 1)})
     ranges = tuple(OffsetRange("shop_orders", n, 0, 500) for n in (0, 1))
-    decoding = open_decoding(
-        DecodingParts.of(around, cast("Any", None)), "shop_orders", TableId("shop", "orders")
-    )
+    decoding = open_decoding(decoding_parts(around), "shop_orders", TableId("shop", "orders"))
     decoding.prepare(found)
     asked.clear()
     for records in (

@@ -24,16 +24,16 @@ from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.database_types import database_connector
 from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.decode.debezium_changes import DatabaseFacts
 from tidesink.sinks.decode.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import PlanSettings, SubjectSchemas
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_changes.decisions import SchemaChange
-from tidesink.sinks.schema_sources.database_types import database_connector
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema, check_spelling, shape_of
 
@@ -314,7 +314,7 @@ def _planned(folder: Path, messages: Sequence[Message], **settings: Any) -> list
     around = replace(
         worker_context(_config(**settings), cast("Any", None), folder), source=KafkaSource(fetch)
     )
-    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
+    decoding = open_decoding(decoding_parts(around), TOPIC, T)
     decoding.prepare(TopicOffsets(TOPIC, "an id", {0: PartitionOffsets(0, len(messages))}))
     return [column.name for column in decoding.columns().shape.columns]
 

@@ -237,13 +237,9 @@ def test_a_history_is_not_emptied() -> None:
     assert pending.accepts == ("ignore",)
 
 
-def test_a_log_and_a_protocol_without_ddl_wait_for_nothing() -> None:
-    logs = replace(_policies(), logs=True)
-    for found in (
-        decide_rows([_ddl()], logs, NOTHING, "cdc"),
-        decide_rows(None, _policies(), NOTHING, "cdc"),
-    ):
-        assert (found.pending, found.empties, found.decided) == ((), None, None)
+def test_a_log_waits_for_nothing() -> None:
+    found = decide_rows([_ddl()], replace(_policies(), logs=True), NOTHING, "cdc")
+    assert (found.pending, found.empties, found.decided) == ((), None, None)
 
 
 def test_what_was_passed_over_is_said_while_its_rows_are_there() -> None:

@@ -131,9 +131,9 @@ SINKS: Final = (
     "schema_changes",
     "letters",
     "runtime",
-    "schema_sources",
     "jobs",
     "snapshots",
+    "cuts",
     "worker",
     "diff",
 )
@@ -251,7 +251,7 @@ def test_kafka_knows_no_codec() -> None:
         if one.module.split(".")[2] in codecs
     }
     assert [path for path in knowing if path.startswith("sinks/kafka/")] == []
-    assert "sinks/worker/bounds.py" in knowing
+    assert "sinks/cuts/bounds.py" in knowing
 
 
 def test_only_targets_that_encode_messages_know_protocols() -> None:

@@ -17,8 +17,8 @@ from tidesink.errors import UnusableSchemaError
 from tidesink.events import ChangeEvent, Message
 from tidesink.schema_registry import open_registry
 from tidesink.schema_registry.references import Reference, ReferringSchema, written_out
+from tidesink.sinks.decode.writer_schemas import WriterSchemas, may_lag
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.writer_schemas import WriterSchemas, may_lag
 
 start = pytest.fixture(confluent_servers, name="start")
 

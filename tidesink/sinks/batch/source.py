@@ -34,6 +34,7 @@ from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work
 from tidesink.sinks.decode.filtering import CHUNK
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.kafka.topic_reader import Records
 from tidesink.sinks.laws.counts import BatchSummary, RowFindings, RowWarning, TopicPartition
 from tidesink.sinks.spark.errors import Reporting, raised_passing_failures, raised_task_errors
 from tidesink.sinks.spark.frames import SparkRows
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
 
     from tidesink.config import TableConfig
     from tidesink.sinks.batch.tasks import Fetch
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.typemap.target_schema import TargetSchema
 
 
 R = TypeVar("R")
-Records = Iterator[pa.RecordBatch]
 
 # The number of records per shuffle task of a batch.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
@@ -71,33 +72,6 @@ class LocalReader(Protocol):
 
     def records_of(self, wanted: Any) -> Iterator[pa.RecordBatch]:
         """Yields the records of an input."""
-
-
-class TopicReader(Protocol):
-    """Interface: reads records of topics, from which the columns and types of tables are learned."""
-
-    @property
-    def tasks(self) -> int:
-        """The number of tasks that answer a question at the same time."""
-
-    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        """Returns the answers to ``question`` on the records of the ranges, in the order of the ranges.
-
-        A large range may be split. Then each part has its own answer.
-
-        Raises:
-            SourceError: Kafka refuses the request, or does not answer.
-        """
-
-    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Yields the records of the ranges, which this process reads, one batch at a time.
-
-        Raises:
-            SourceError: Kafka refuses the request, or does not answer.
-        """
-
-    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        """Yields the records of the ranges as messages, without Kafka tombstones. This process reads them."""
 
 
 class KafkaSource:
@@ -163,39 +137,29 @@ class KafkaSource:
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
 
-@dataclass(frozen=True)
-class SparkReader:
-    """Reads records of topics for a worker. The tasks of a Spark session answer questions about them."""
-
-    source: KafkaSource
-    session: SparkSession
-
-    @property
-    def tasks(self) -> int:
-        return self.session.sparkContext.defaultParallelism
-
-    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        return self.source.ask(self.session, ranges, question)
-
-    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        return self.source.read_here(ranges)
-
-    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        return self.source.messages_here(ranges)
+# Up to this number of records, this process answers questions itself, because a Spark job costs more time.
+_READ_HERE: Final = 10_000
 
 
 @dataclass(frozen=True)
-class ProcessReader:
-    """Reads records of topics for a worker, in this process and without Spark."""
+class WorkerReader:
+    """Reads records of topics for a worker.
+
+    Spark tasks answer questions about many records, and this process answers those about few.
+    """
 
     source: KafkaSource
+    spark: SparkEngine
 
     @property
     def tasks(self) -> int:
-        return 1
+        return self.spark.tasks
 
     def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        return [question(self.read_here([part])) for part in ranges if part.records > 0]
+        parts = [part for part in ranges if part.records > 0]
+        if sum(part.records for part in parts) > _READ_HERE:
+            return self.source.ask(self.spark.session(), parts, question)
+        return [question(self.read_here([part])) for part in parts]
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         return self.source.read_here(ranges)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
@@ -57,11 +56,12 @@ from tidesink.source_database.base import (
     table_of,
 )
 from tidesink.source_database.database import (
+    OPTION,
     begin_at_position,
     begin_session,
     dialect_of,
     is_of_value,
-    open_engine,
+    open_database,
     translated,
 )
 from tidesink.source_database.key_bounds import Bound, within
@@ -77,8 +77,6 @@ if TYPE_CHECKING:
     from tidesink.events import ColumnType
     from tidesink.sinks.batch.tasks import Work
 
-OPTION: Final = "source.database"
-EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 # The number of rows that are decoded at once. It is small, because texts need much more memory than rows.
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
@@ -185,43 +183,6 @@ class KeyShare:
     def label(self) -> str:
         """The input as errors name it."""
         return f"share {self.number + 1} of the keys"
-
-
-def open_database(url: str) -> Engine:
-    """Returns the SQLAlchemy engine of the source database. It is not connected yet.
-
-    Raises:
-        ConfigError: The config has no URL, or the URL's driver is not installed.
-    """
-    return open_engine(url, option=OPTION, extra=EXTRA)
-
-
-@contextmanager
-def connected(url: str, *, as_of: int | None = None, replica: bool = False) -> Iterator[Connection]:
-    """Opens a session of the source database, which reads the current state or the state at a commit_ts.
-
-    The caller must translate the errors of its queries.
-
-    Args:
-        url: The URL of the database.
-        as_of: The commit_ts of the state to read, or None to read the current state.
-        replica: True if the database may be a replica.
-
-    Raises:
-        ConfigError: The config has no URL, or the URL's driver is not installed. Or the database rejects the
-            user, or cannot read the state at a commit_ts.
-        SourceUnavailableError: The database does not answer.
-    """
-    engine = open_database(url)
-    try:
-        with translated(OPTION):
-            connection = engine.connect()
-        with connection:
-            with translated(OPTION):
-                begin_session(connection, as_of=as_of, replica=replica)
-            yield connection
-    finally:
-        engine.dispose()
 
 
 def key_ranges(

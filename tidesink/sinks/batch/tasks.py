@@ -33,8 +33,8 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
-from tidesink.sinks.batch.cuts import up_to_bound
 from tidesink.sinks.batch.summaries import range_summary, truncated
+from tidesink.sinks.decode.bounded import up_to_bound
 from tidesink.sinks.decode.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.sinks.decode.records import (
@@ -208,7 +208,7 @@ class RangeTask:
         only: Selects the events that are used. None: all events.
         sink: Stages the rows to apply in the target, or None. With a sink, payloads do not contain these
             rows, and the column ``staged`` has the sink's result.
-        was_read: True if the table has read the ranges before, under the same bound (``batch.cuts``), as in a
+        was_read: True if the table has read the ranges before, under the same bound (``laws.bound``), as in a
             replay. Then all of their records are decoded, also those after a watermark at the bound.
     """
 

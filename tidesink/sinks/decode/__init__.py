@@ -1,1 +1,1 @@
-"""Decodes a table's records into rows that fit the target. Runs in tasks; a decode plan for each protocol."""
+"""Finds the columns of a table, and decodes its records into rows that fit the target."""

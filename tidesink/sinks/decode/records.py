@@ -199,7 +199,7 @@ class EventRules:
             known which rows of the other partitions are older than the truncate.
         emptied: The commit_ts at which DDL emptied the table, or None. A row event with a commit_ts up to
             this one is void: it is not applied and not checked.
-        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. A row event with a
+        bound: The commit_ts up to which rows are applied (``laws.bound``), or None. A row event with a
             greater commit_ts waits, and is not checked. If there is a bound, a row event without a commit_ts
             is bad.
     """
@@ -464,7 +464,7 @@ def _with_old_key(event: Event, keys: Collection[str]) -> Event:
 class DecodedRecords:
     """The events of some records of one table.
 
-    The bound is the commit_ts up to which a batch applies rows (``batch.cuts``), if there is one.
+    The bound is the commit_ts up to which a batch applies rows (``laws.bound``), if there is one.
 
     Attributes:
         tables: Row changes that fit the target, and truncates.

@@ -15,15 +15,15 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import checkpointed
+from tidesink.sinks.decode.open import open_decoding
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.snapshots.source_keys import open_target_reader
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import TableReader
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.starts import known_start
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class TableCopy:
             raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         offsets = self.ends()
-        parts = DecodingParts.of(self.context, self.context.spark.newSession())
+        parts = decoding_parts(self.context)
         decoding = open_decoding(parts, self.topic, self.table)
         start = known_start(self.context.store, self.context.config.pipeline, self.table, self.topic)
         decoding.prepare(offsets, start.offsets if start is not None else NO_STARTS)

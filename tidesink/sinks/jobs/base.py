@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.jobs.executor import Executor, TaskResults, check_counted, released_on_error
 from tidesink.sinks.kafka.leader_epochs import follows
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.laws.counts import (
     Account,
     BadRecord,
@@ -58,7 +58,7 @@ class Hold:
         loads: True while the table's snapshot is not complete, even before its first part is read. Then a
             change may be applied before the snapshot reads its row. Values that the change omits are NULL
             until the snapshot reads them.
-        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. Later rows wait.
+        bound: The commit_ts up to which rows are applied (``laws.bound``), or None. Later rows wait.
         outside: True if cuts (the state of all tables as of one commit_ts) omit the table.
     """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import reduced_ranges
+from tidesink.sinks.batch.source import fit_shuffle, reduced_ranges
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,13 +79,15 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class SparkExecutor:
-    """Runs the tasks of a batch as a Spark job. ``session``: the table's Spark session."""
+    """Runs the tasks of a batch as a Spark job. ``session``: returns the table's Spark session."""
 
-    session: SparkSession
+    session: Callable[[], SparkSession]
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges in a Spark job and return the results."""
-        return reduced_ranges(self.session, task, reader, checkpoint=checkpoint)
+        session = self.session()
+        fit_shuffle(session, sum(part.records for part in task.ranges))
+        return reduced_ranges(session, task, reader, checkpoint=checkpoint)
 
 
 def check_counted(results: TaskResults, table: TableId) -> None:

@@ -149,7 +149,7 @@ class LocalExecutor:
         return replace(results, staged=reports.staged)
 
     def _session(self) -> SparkSession:
-        return self.spark().session
+        return self.spark().session()
 
 
 def _reduced_together(results: LocalResults) -> LocalResults:

@@ -37,6 +37,7 @@ from tidesink.sinks.kafka.offsets import halved
 from tidesink.sinks.laws.modes import kept_shape
 from tidesink.sinks.schema_changes.decisions import (
     SchemaDecision,
+    SettledNames,
     decide_changes,
     settle_names,
     source_columns_of,
@@ -120,16 +121,19 @@ class BatchSchema:
     def settled(self, plan: BatchPlan) -> Settled:
         """Decides on DDL that renames columns, and on DDL that changes existing rows.
 
-        The latter is decided only if no rename waits for a person.
+        The latter is decided only if no rename waits for a person. A protocol without DDL needs no decision.
         """
         hold, decoding = self._hold, self._services.decoding
+        undecided = RowDecision(decided=hold.progress.decided)
+        statements = decoding.row_ddl()
+        if statements is None:
+            return Settled(SettledNames(), undecided)
         # Renames come first, because a table that is emptied gets the columns of the rows after the DDL.
         names = settle_names(hold.table, decoding, self._policies)
         if names.pending:
-            return Settled(names, RowDecision(decided=hold.progress.decided))
+            return Settled(names, undecided)
         if names.renamed:
             self._services.context.choices.keep(names.chosen, hold.progress)
-        statements = decoding.row_ddl()
         rows = decide_rows(up_to(statements, hold.bound), self._policies, hold.progress, plan.found.topic)
         return Settled(names, rows, statements)
 

@@ -27,7 +27,7 @@ an end. Each call of ``RangeReader.consume`` returns the records of one consume 
 Every error names topic, partition and the next offset.
 
 Three loops read no ranges, so they are separate: a consumer group (``tidesink.consumer``), a look at new
-records in which silence and errors are no faults (``worker.watermarks``), and look-ups in which a partition's
+records in which silence and errors are no faults (``kafka.watermarks``), and look-ups in which a partition's
 end or a missing offset is the answer (``kafka.leader_epochs``).
 """
 

@@ -1,1 +1,1 @@
-"""The rules of a batch, without Spark, Kafka or files: counts, a row per key, columns of a mode."""
+"""The rules of a batch, without Spark, Kafka or files: counts, a row per key, bounds, columns of a mode."""

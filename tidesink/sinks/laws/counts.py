@@ -34,7 +34,7 @@ class PartitionSummary:
     """Counts and positions of the records that a batch read from one topic-partition.
 
     The bound of a batch is the commit_ts up to which it applies rows, if the pipeline makes cuts
-    (``batch.cuts``).
+    (``laws.bound``).
 
     Attributes:
         messages: The number of Kafka records.

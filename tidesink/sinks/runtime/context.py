@@ -35,9 +35,8 @@ from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.schema_registry import SchemaRegistry
+    from tidesink.sinks.spark.engine import SparkEngine
 
 
 T = TypeVar("T")
@@ -269,7 +268,7 @@ class WorkerContext:
 
     Attributes:
         config: The pipeline's config.
-        spark: The Spark session.
+        spark: Spark, which starts when something needs it.
         source: Reads records from Kafka.
         target: The pipeline's target.
         store: The state store.
@@ -287,7 +286,7 @@ class WorkerContext:
     """
 
     config: Config
-    spark: SparkSession
+    spark: SparkEngine
     source: KafkaSource
     target: Target
     store: StateStore

@@ -18,6 +18,7 @@ from typing import Final
 
 from tidesink.ddl.row_changes import EMPTYING, RowDdl
 from tidesink.ddl.topic_statements import SHOWN_SQL
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.schema_changes.decisions import (
     Chosen,
     DecidedChange,
@@ -26,7 +27,6 @@ from tidesink.sinks.schema_changes.decisions import (
     SchemaChange,
     chosen_of,
 )
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.state.progress import Progress
 
 _UNTIMED: Final = (
@@ -68,13 +68,13 @@ class RowDecision:
 
 
 def decide_rows(
-    statements: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
+    statements: Sequence[RowDdl], policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
     """Decides on DDL statements that change a table's existing rows, such as TRUNCATE.
 
-    ``statements``: the statements known so far, or None if the protocol has no DDL.
+    ``statements``: the statements known so far.
     """
-    if statements is None or not policies.follows:
+    if not policies.follows:
         return RowDecision(decided=progress.decided)
     undecided = (ddl for ddl in statements if not is_decided(ddl, progress, topic))
     decisions = decided_statements(undecided, policies)
@@ -109,12 +109,12 @@ def shown_together(pending: Iterable[Pending]) -> tuple[Pending, ...]:
     return tuple(takewhile(lambda other: other.accepts == waiting[0].accepts, waiting))
 
 
-def up_to(statements: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
+def up_to(statements: Sequence[RowDdl], bound: int | None) -> Sequence[RowDdl]:
     """Returns the statements whose commit time is at or below ``bound``, and those without a commit time.
 
     Later statements wait for a higher bound, as later rows do.
     """
-    if statements is None or bound is None:
+    if bound is None:
         return statements
     return tuple(ddl for ddl in statements if ddl.moment is None or ddl.moment <= bound)
 

@@ -32,9 +32,7 @@ from tidesink.config import Config, TableConfig
 from tidesink.config.table_checks import needs_positions
 from tidesink.errors import LEAVE_OUT, ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import is_outside
 from tidesink.sinks.batch.source_rows import (
-    OPTION,
     ColumnGap,
     KeyRange,
     KeySet,
@@ -42,7 +40,6 @@ from tidesink.sinks.batch.source_rows import (
     RowInput,
     SourceDecoder,
     SourceRows,
-    connected,
     key_ranges,
     log_offset,
     source_plan,
@@ -68,6 +65,7 @@ from tidesink.sinks.jobs.base import (
 )
 from tidesink.sinks.jobs.changes import check_partitions
 from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.laws.bound import is_outside
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import SnapshotControl, change_control
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, forget_keys, load_keys
@@ -82,7 +80,9 @@ from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.state.source_reads import SourceRead, with_part
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import (
+    OPTION,
     begin_at_position,
+    connected,
     open_transactions,
     stored_table,
     translated,

@@ -481,7 +481,7 @@ def open_target_reader(
         ConfigError: the target has no such table, or cannot return its rows (``missing`` is raised).
         TransientTargetError: the target does not answer.
     """
-    target, session = context.target, context.spark.newSession()
+    target, session = context.target, context.spark.new_session()
     reader = (
         target.reader(shape, pipeline=context.config.pipeline, session=session)
         if isinstance(target, ReadableTarget)

@@ -20,13 +20,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -534,6 +532,11 @@ def _is_one_jvm(master: str) -> bool:
     return master.partition("[")[0] == "local"
 
 
+def tasks_of(master: str) -> int | None:
+    """Returns the number of tasks that Spark runs at the same time, or None if only Spark knows it."""
+    return local_cores(master) if _is_one_jvm(master) else None
+
+
 def local_cores(master: str) -> int:
     """Returns the number of cores of a ``local[...]`` master.
 
@@ -719,51 +722,7 @@ if __name__ == "__main__":
     _run_and_keep(Path(sys.argv[1]))
 
 
-T = TypeVar("T")
-# The job tag of the current thread.
-_tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
-
-
-@contextmanager
-def threads_tagged(tag: str) -> Iterator[None]:
-    """Give a tag to the Spark jobs of threads that are started within the context, so that these jobs can be
-    cancelled together.
-    """
-    before = _tag_here.set(tag)
-    try:
-        yield
-    finally:
-        _tag_here.reset(before)
-
-
-def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
-    """Run ``work`` in a new thread. Returns a future with its result.
-
-    The thread's Spark jobs have the tag of the calling thread (``threads_tagged``). PySpark opens a
-    connection and a JVM thread for every thread, and closes them only at garbage collection. Here they are
-    closed when the thread ends.
-    """
-    future: Future[T] = Future()
-    tag = _tag_here.get()
-
-    def run() -> None:
-        try:
-            if tag is not None:
-                _tag_here.set(tag)
-                spark.sparkContext.addJobTag(tag)
-            result = work()
-        except BaseException as exc:  # noqa: BLE001  (the future raises it)
-            _close_connection(spark)
-            future.set_exception(exc)
-        else:
-            _close_connection(spark)
-            future.set_result(result)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
-
-
-def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future[None]:
+def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> None:
     """Make Spark start one Python worker per core, in the background.
 
     The process that forks the workers takes 2 s to start, which is most of a first batch's time. So it starts
@@ -773,9 +732,14 @@ def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future
     first = FirstTask(tuple(modules))
 
     def run() -> None:
-        spark.range(0, cores, 1, cores).mapInArrow(first, "id bigint").collect()
+        try:
+            spark.range(0, cores, 1, cores).mapInArrow(first, "id bigint").collect()
+        except Exception as exc:  # noqa: BLE001  (the first batch reports it)
+            _log.debug("Python workers not started ahead", error=type(exc).__name__)
+        finally:
+            close_connection(spark)
 
-    return start_thread(spark, run, name="first Python workers")
+    threading.Thread(target=run, name="first Python workers", daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -790,7 +754,8 @@ class FirstTask:
         yield from batches
 
 
-def _close_connection(spark: SparkSession) -> None:
+def close_connection(spark: SparkSession) -> None:
+    """Close the calling thread's connection to the JVM, if it has one."""
     from py4j.protocol import Py4JError
 
     gateway: Any = spark.sparkContext._gateway

@@ -135,7 +135,7 @@ class SqlStateStore:
     def record_progress(self, progress: Progress) -> None:
         """Store the progress that a table will have after a batch, before the batch is committed."""
         pipeline_table = progress.pipeline, progress.table
-        # The worker records each batch, and a Delta table records it too.
+        # A batch that is tried again is recorded only once.
         if self._recorded.get(pipeline_table) == progress:
             return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidesink.config.fields import ChangeKind
     from tidesink.config.targets import TargetFeature
     from tidesink.sinks.laws.modes import HistoryNames
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
     from tidesink.typemap.target_schema import TargetColumn
 
@@ -676,7 +677,7 @@ class TargetModule(Protocol):
     CAPABILITIES: Capabilities
     PREFLIGHT: PreflightChecks
 
-    def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
+    def open_target(self, config: Config, spark: SparkEngine, store: StateStore) -> Target:
         """Open the target that the config describes.
 
         Raises:

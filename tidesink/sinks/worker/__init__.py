@@ -1,1 +1,1 @@
-"""The worker: its main loop, one task per table, cuts, and replay."""
+"""The worker: its main loop, one task per table, and replay."""

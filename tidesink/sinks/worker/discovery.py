@@ -9,9 +9,9 @@ from typing import Any
 
 from tidesink.errors import SourceError, TidesinkError
 from tidesink.events import TableId
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_deleted
 from tidesink.sinks.runtime.context import WorkerContext
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLookUps
 from tidesink.sinks.worker.preflight import Goals

@@ -24,14 +24,12 @@ from tidesink.config.models import topic_tables
 from tidesink.config.table_checks import loads_quiet_tables, quiet_tables, topic_without_records
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.batch.source import SparkReader
-from tidesink.sinks.batch.source_rows import OPTION
+from tidesink.sinks.batch.source import WorkerReader
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
 from tidesink.sinks.runtime.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.spark.session import start_thread
-from tidesink.source_database.database import stored_tables, translated
+from tidesink.source_database.database import OPTION, stored_tables, translated
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
@@ -106,7 +104,7 @@ class NamedTables:
     def look(self, offsets: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
         """Search the records of the topic that neither this run's tasks nor earlier runs have read."""
         return self._context.topics.tables(offsets.topic).look(
-            SparkReader(self._context.source, self._context.spark),
+            WorkerReader(self._context.source, self._context.spark),
             offsets,
             goes_on=goes_on,
             read=read if read is None else furthest((read, *self._recorded(offsets))),
@@ -328,7 +326,7 @@ class TopicLookUps:
     def _begin(self) -> None:
         if not self._running:
             self._running = True
-            self._at_work = start_thread(self._context.spark, self._work, name="tables of topics")
+            self._at_work = self._context.spark.thread(self._work, name="tables of topics")
 
     def _work(self) -> None:
         while (wanted := self._next()) is not None:
@@ -405,8 +403,8 @@ class QuietTables:
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
-            self._look = start_thread(
-                self._context.spark, lambda: tuple(self._ask(config)), name="tables of the database"
+            self._look = self._context.spark.thread(
+                lambda: tuple(self._ask(config)), name="tables of the database"
             )
         asked = ((topic_without_records(config, table), table) for table in self._asked())
         pairs = (*self._found, *((topic, table) for topic, table in asked if topic is not None))

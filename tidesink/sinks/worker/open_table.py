@@ -11,6 +11,10 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.batch.source import WorkerReader
+from tidesink.sinks.decode.filtering import check_condition
+from tidesink.sinks.decode.open import open_decoding
+from tidesink.sinks.decode.parts import DecodingParts
 from tidesink.sinks.decode.schema_source import Decoding
 from tidesink.sinks.jobs.base import BatchOutcome, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets, topic_progress
@@ -18,8 +22,6 @@ from tidesink.sinks.laws.modes import first_shape
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import Pauses, check_not_restored
 from tidesink.sinks.schema_changes.decisions import KnownColumns
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.worker.continuity import Continuity
@@ -43,7 +45,6 @@ class OpenTable:
         topic: The topic of the table's changes.
         table: The table.
         settings: The table's config.
-        session: The Spark session of the table's batches.
         start: The table's start in its topic (the setting ``start``).
         counters: The table's counters. A claim of the table adds what identifies this worker.
         pauses: The reasons why the table is paused. A claim checks the faults among them.
@@ -64,7 +65,6 @@ class OpenTable:
         self.topic = topic
         self.table = table
         self.settings = context.config.table_config(table)
-        self.session: SparkSession = context.spark.newSession()
         self.start = Start.of(context, topic, self.settings)
         self.hold: Hold | None = None
         self.decoding: Decoding | None = None
@@ -72,8 +72,16 @@ class OpenTable:
         self.continuity = Continuity(context, topic, self.settings)
         self.was_opened = self.awaits_record = False
         self._context = context
+        self._session: SparkSession | None = None
         self.counters = counters
         self.pauses = pauses
+
+    def session(self) -> SparkSession:
+        """Returns the Spark session of the table's batches. Starts Spark if it does not run."""
+        spark = self._context.spark.session()
+        if self._session is None:
+            self._session = spark.newSession()
+        return self._session
 
     @property
     def progress(self) -> Progress | None:
@@ -182,7 +190,7 @@ class OpenTable:
     def _open_at_start(self, offsets: TopicOffsets) -> Hold:
         context = self._context
         if self.decoding is None:
-            self.decoding = open_decoding(DecodingParts.of(context, self.session), self.topic, self.table)
+            self.decoding = open_decoding(decoding_parts(context), self.topic, self.table)
         self.decoding.prepare(offsets, self.start.offsets)
         hold, self.tombstones = _opened(context, self.decoding, self.settings, self.counters, self.pauses)
         return hold
@@ -225,6 +233,21 @@ class OpenTable:
         if self.hold is not None:
             self.hold.table.close()
             self.hold = None
+
+
+def decoding_parts(context: WorkerContext) -> DecodingParts:
+    """Return the parts with which a worker finds a table's columns."""
+    return DecodingParts(
+        context.config,
+        context.store,
+        context.registry,
+        context.topics,
+        WorkerReader(context.source, context.spark),
+        lambda row_filter, shape: check_condition(row_filter, shape, context.spark.new_session()),
+        context.retry,
+        context.noted,
+        context.stop.check,
+    )
 
 
 def _opened(

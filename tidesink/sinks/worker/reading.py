@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.source import RecordReader
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, without_records
@@ -22,6 +21,8 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     waiting_records,
 )
+from tidesink.sinks.kafka.watermarks import MOST_WAITING
+from tidesink.sinks.laws.bound import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.snapshots.parts import Snapshot
@@ -29,7 +30,6 @@ from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.continuity import late_start
 from tidesink.sinks.worker.open_table import OpenTable
 from tidesink.sinks.worker.rewind import again_only
-from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 
 class TopicReading:
@@ -214,7 +214,8 @@ class TopicReading:
         plan = BatchPlan(planned.ranges, planned.found)
         if planned.kept is None:
             return plan, source
-        return plan, TableRecords(planned.kept, source, self._table, commits=planned.commits)
+        session = self._opened.session
+        return plan, TableRecords(planned.kept, source, self._table, session, commits=planned.commits)
 
     def plan_nothing(self, offsets: TopicOffsets) -> BatchPlan:
         """Return a batch's offset ranges without records.
@@ -244,6 +245,11 @@ class TopicReading:
             if n in starts
         ]
 
+    @property
+    def record_bytes(self) -> float:
+        """The expected size of a decoded record in bytes."""
+        return self._size.estimate
+
     def after_skipped(self, plan: BatchPlan) -> BatchPlan:
         """Return a batch's plan with the last skipped records, and the check that it follows them."""
         return replace(plan, last=self._passed.last, follows=self._opened.continuity.follows)
@@ -258,7 +264,7 @@ class TopicReading:
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
-            if self._context.retry(self._table).call(lambda: reader.concern(lambda: self._opened.session)):
+            if self._context.retry(self._table).call(reader.concern):
                 return False
         except RangeTooLargeError:
             return False  # the batch splits its ranges

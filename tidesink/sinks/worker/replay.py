@@ -309,7 +309,7 @@ class ReplayTask:
         # A letter that still cannot be decoded stays a dead letter, and does not stop the others.
         settings = opened.settings.model_copy(update={"bad_record": "dead-letter"})
         services = Services(self._context, opened.decoding, settings, SparkExecutor(opened.session))
-        job = LettersJob(plan, reader, opened.session, self._source_reads)
+        job = LettersJob(plan, reader, opened.session(), self._source_reads)
         return replay_letters(job, self._replay_hold(), services)
 
     def _replay_hold(self) -> Hold:

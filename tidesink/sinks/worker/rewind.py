@@ -20,6 +20,7 @@ import structlog
 
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
 from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets
@@ -84,6 +85,20 @@ class Rewinds:
             OffsetRange(topic_offsets.topic, n, offset, offset) for n, offset in sorted(offsets.items())
         )
         return BatchPlan(tuple(ranges), topic_offsets)
+
+    def rewind_ddl(self, plan: BatchPlan) -> None:
+        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
+
+        This is done before the rewind is committed, because reading DDL twice does no harm. ``plan``: the
+        plan of the rewind.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        ddl = self._context.topics.ddl(plan.found.topic)
+        for part in plan.ranges:
+            if part.partition == DDL_PARTITION:
+                ddl.rewind(plan.found, part.start)
 
     def settle(self) -> None:
         """Remove the request from the state store, because the rewind is done or refused.

@@ -12,10 +12,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
 
 import structlog
@@ -26,8 +26,11 @@ from tidesink.errors import SourceError, SparkEndedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.cuts.bounds import open_bounds
+from tidesink.sinks.cuts.publishing import Cuts
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+from tidesink.sinks.kafka.watermarks import Standing, WatermarkFollower, watermark_reader
 from tidesink.sinks.letters.topic import dead_letters_of
 from tidesink.sinks.runtime.context import (
     Failpoints,
@@ -48,18 +51,19 @@ from tidesink.sinks.runtime.observers import (
     Waiting,
 )
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.spark.session import cancel_jobs, check_jvm, session_of, start_thread, threads_tagged
+from tidesink.sinks.spark.engine import SparkEngine, threads_tagged
+from tidesink.sinks.spark.session import session_of, tasks_of
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.bounds import open_bounds
-from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.sinks.worker.topic_ends import TopicEnds
-from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Until = Literal["drained"]
 
@@ -259,7 +263,7 @@ class Worker:
             SparkEndedError: the JVM has ended.
         """
         try:
-            check_jvm(self._context.spark, seconds)
+            self._context.spark.check(seconds)
         except SparkEndedError:
             self._context.stop.set()
             raise
@@ -269,7 +273,7 @@ class Worker:
 
         A cancelled batch has either committed already, or commits nothing and is repeated by the next worker.
         """
-        cancel_jobs(self._context.spark, self._job_tag)
+        self._context.spark.cancel(self._job_tag)
 
     def _turn(self) -> bool:
         """Run one pass of the loop: look up offsets and start batches. Return False when the run is over.
@@ -440,7 +444,7 @@ class Worker:
             self._gave_overdue = table_task in due
             table_task.turn = next(self._turns)
             work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
-            self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
+            self._busy[self._context.spark.thread(work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
         """Return True if a table must read and commit watermarks again.
@@ -540,13 +544,10 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         retried = partial(Listeners(listeners).retried, None)
         retry = RetryPolicy(config.retry.for_, stop=stop, on_retry=retried)
         store = retry.call(lambda: _store(config, closing))
-        spark = closing.enter_context(
-            session_of(
-                config,
-                modules=_SNAPSHOT_MODULES if config.source.database is not None else (),
-                progress=lambda what: Listeners(listeners).hear(Waiting(what)),
-            )
+        spark = SparkEngine(
+            partial(_spark, config, Listeners(listeners)), tasks=tasks_of(config.spark.master)
         )
+        closing.callback(spark.close)
         failures = Failures()
         heartbeat = Heartbeat(store, config.pipeline, failures=failures)
         fetch = KafkaFetch(config.source.confluent_properties())
@@ -566,6 +567,14 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             failures=failures,
             heartbeat=heartbeat,
         )
+
+
+def _spark(config: Config, listeners: Listeners) -> AbstractContextManager[SparkSession]:
+    return session_of(
+        config,
+        modules=_SNAPSHOT_MODULES if config.source.database is not None else (),
+        progress=lambda what: listeners.hear(Waiting(what)),
+    )
 
 
 def _registry(config: Config, closing: ExitStack, stop: StopFlag) -> SchemaRegistry | None:

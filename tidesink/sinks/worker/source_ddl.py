@@ -20,7 +20,6 @@ from typing import Final
 from tidesink.config import TableConfig
 from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
-from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.jobs.base import BatchPlan, Hold, Job, Settled, next_progress
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.runtime.context import WorkerContext
@@ -38,7 +37,7 @@ from tidesink.sinks.schema_changes.decisions import (
 from tidesink.sinks.schema_changes.row_ddl import change_of, decided_statements, not_applied, shown_together
 from tidesink.sinks.snapshots.parts import open_source_database
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
-from tidesink.source_database.database import stored_table, translated
+from tidesink.source_database.database import OPTION, stored_table, translated
 
 # The connector sends to several partitions at once, so a statement may reach Kafka before earlier rows do. A
 # statement is applied no earlier than this many seconds after the Kafka timestamp of its record.

@@ -26,10 +26,11 @@ from tidesink.errors import (
     type_change_way,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import fit_shuffle
-from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Job, ReadingJob, Services
+from tidesink.sinks.jobs.base import BatchOutcome, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
+from tidesink.sinks.jobs.choice import BatchSize, Choice, choose
 from tidesink.sinks.jobs.executor import SparkExecutor
+from tidesink.sinks.jobs.local import LocalExecutor
 from tidesink.sinks.jobs.run import applied_event, run_batch
 from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
@@ -39,7 +40,6 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
 from tidesink.sinks.snapshots.parts import (
     KeyOrderError,
     PartJob,
@@ -91,11 +91,8 @@ class BatchRunner:
 
     def run(self, job: Job | ReadingJob) -> BatchOutcome:
         """Run the batch that a job describes, with retries."""
-        return self.context.retry(self.opened.table).call(lambda: self._run(job))
-
-    def _run(self, job: Job | ReadingJob) -> BatchOutcome:
-        fit_shuffle(self.opened.session, job.plan.records)
-        return run_batch(job, self.hold, self.services)
+        retry = self.context.retry(self.opened.table)
+        return retry.call(lambda: run_batch(job, self.hold, self.services(job)))
 
     @property
     def hold(self) -> Hold:
@@ -105,12 +102,19 @@ class BatchRunner:
         accepted, loads = self.opened.pauses.accepted, self.snapshot.is_under_way(hold.progress)
         return replace(hold, accepted=accepted, loads=loads, bound=reading.bound, outside=reading.outside)
 
-    @property
-    def services(self) -> Services:
-        """The parts of the worker that the table's batches use."""
+    def services(self, job: Job | ReadingJob) -> Services:
+        """Return the parts of the worker that a batch uses."""
         opened = self.opened
         assert opened.decoding is not None  # noqa: S101  (opened before)
-        return Services(self.context, opened.decoding, opened.settings, SparkExecutor(opened.session))
+        spark = SparkExecutor(opened.session)
+        local = self._choice(job).executor == "local"
+        executor = LocalExecutor(lambda: spark) if local else spark
+        return Services(self.context, opened.decoding, opened.settings, executor)
+
+    def _choice(self, job: Job | ReadingJob) -> Choice:
+        size = BatchSize(job.plan.records, self.reading.record_bytes)
+        needs_spark = None if isinstance(job, Changes) else "Spark tasks read the source database"
+        return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
     def take(self, outcome: BatchOutcome) -> None:
         """Update the table's progress, counters and state from the outcome of a batch.
@@ -148,7 +152,7 @@ class TableTurns:
     ddl: SourceDdl
     runner: BatchRunner
 
-    def take(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
+    def take_turn(self, offsets: TopicOffsets | None, *, passes: bool) -> None:
         """Take one turn.
 
         ``offsets``: the topic's current offsets, or None if it does not exist. ``passes``: True if records
@@ -184,15 +188,10 @@ class TableTurns:
             rewind_due=self.rewinds.is_due(progress),
             is_outrun=self.snapshot.is_outrun(progress),
             has_ddl=self.has_ddl,
-            has_part=self.has_part(offsets),
+            has_part=self.snapshot.goes_on(progress, offsets, reading.settled_offsets()),
             read_part_last=self.snapshot.read_part_last,
             has_changes=reading.unread(offsets) > 0,
         )
-
-    def has_part(self, offsets: TopicOffsets) -> bool:
-        """Return True if the next part of the table's snapshot can be read now."""
-        progress, applied = self.opened.progress, self.reading.settled_offsets()
-        return progress is not None and self.snapshot.goes_on(progress, offsets, applied)
 
     @property
     def has_ddl(self) -> bool:
@@ -273,22 +272,12 @@ class TableTurns:
         if plan is not None and asked is not None:
             if not self.runner.begin(0, left=self.reading.lag):
                 return
-            self._rewind_ddl(plan)
+            retry.call(partial(self.rewinds.rewind_ddl, plan))
             outcome = self.runner.run(Rewind(self.reading.after_skipped(plan), asked.number))
             self.runner.take(outcome)
             if outcome.pending:
                 return
         self.rewinds.settle()
-
-    def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Also set back the reader of the topic's DDL, if the partition that contains the DDL is rewound.
-
-        This is done before the rewind is committed, because reading DDL twice does no harm.
-        """
-        ddl = self.context.topics.ddl(self.opened.topic)
-        for part in plan.ranges:
-            if part.partition == DDL_PARTITION:
-                self._retry.call(partial(ddl.rewind, plan.found, part.start))
 
     @property
     def _retry(self) -> RetryPolicy:
@@ -477,11 +466,12 @@ class TableTask:
         """
         if offsets is None or self.status.is_stopped or self.opened.hold is None:
             return None
-        progress = self.opened.topic_progress
-        again = progress is not None and progress.read_again
-        if again or self._turns.has_part(offsets) or self.has_ddl:
+        progress, topic_progress = self.opened.committed, self.opened.topic_progress
+        if topic_progress is not None and topic_progress.read_again:
             return None
-        if self._rewinds.is_due(self.opened.committed):
+        if self._snapshot.goes_on(progress, offsets, self.reading.settled_offsets()):
+            return None
+        if self.has_ddl or self._rewinds.is_due(progress):
             return None
         return self.reading.nearly_read_up_to(offsets)
 
@@ -497,7 +487,7 @@ class TableTask:
         that contain nothing for the table may be skipped without a commit.
         """
         try:
-            self._turns.take(offsets, passes=passes)
+            self._turns.take_turn(offsets, passes=passes)
             self.status.recover()
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))

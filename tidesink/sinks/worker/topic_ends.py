@@ -10,9 +10,9 @@ from typing import Final
 from tidesink.errors import SourceError
 from tidesink.events import Event, Message
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look
+from tidesink.sinks.kafka.watermarks import codec_of
 from tidesink.sinks.runtime.context import StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.worker.discovery import TableTasks
-from tidesink.sinks.worker.watermarks import codec_of
 
 # A topic counts as missing if two look-ups this many seconds apart miss it: a broker may have old metadata.
 SECOND_LOOK_SECONDS: Final = 3.0

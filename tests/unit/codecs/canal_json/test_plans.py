@@ -15,10 +15,10 @@ from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.canal_json_types import CanalJsonDecoding
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import BadRecord, BatchSummary, EventCounts, TopicPartition
-from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.target_schema import TargetColumn
 

@@ -21,6 +21,7 @@ from tidesink.codecs.options import DebeziumOptions
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, TidesinkError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
+from tidesink.sinks.decode.database_types import AskedIdentity
 from tidesink.sinks.decode.debezium_changes import DatabaseFacts, KeyFacts
 from tidesink.sinks.decode.debezium_json import (
     JsonWriter,
@@ -29,7 +30,6 @@ from tidesink.sinks.decode.debezium_json import (
     first_writer,
 )
 from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
-from tidesink.sinks.schema_sources.database_types import AskedIdentity
 from tidesink.source_database.base import ReplicaIdentity, StoredTable
 
 Json = dict[str, Any]

@@ -37,11 +37,11 @@ from tidesink.sinks.decode.debezium_json import (
     first_writer,
     writer_of,
 )
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.decode.schema_source import declared_table
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.typemap.projection import Projection, project
 
 Json = dict[str, Any]
@@ -354,7 +354,7 @@ def test_a_snapshot_knows_that_the_first_columns_are_in_use_again(tmp_path: Path
     )
     source = KafkaSource(lambda wanted: iter([as_records(sent[wanted.start : wanted.end])]))
     around = replace(worker_context(config, cast("Any", None), tmp_path), source=source)
-    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), "app.shop.t", _TABLE)
+    decoding = open_decoding(decoding_parts(around), "app.shop.t", _TABLE)
 
     def ends(latest: int) -> TopicOffsets:
         return TopicOffsets("app.shop.t", "an id", {0: PartitionOffsets(0, latest)})

@@ -24,17 +24,17 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.database_types import DatabaseColumns
 from tidesink.sinks.decode.debezium_json import untyped_refusal
+from tidesink.sinks.decode.record_types import RecordTypes
 from tidesink.sinks.decode.schema_source import Missed
+from tidesink.sinks.decode.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import BatchSummary, UnplannedSchemas
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.schema_sources.database_types import DatabaseColumns
-from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.schema_sources.record_types import RecordTypes
-from tidesink.sinks.schema_sources.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.state.progress import StateStore, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.run import Worker
 
 Json = dict[str, Any]
@@ -124,7 +124,7 @@ class _Table:
         around = worker_context(config, cast("Any", None), folder)
         self.store: StateStore = around.store
         self.decoding = DebeziumJsonDecoding(
-            DecodingParts.of(replace(around, source=KafkaSource(self._fetch)), cast("Any", None)), TOPIC, T
+            decoding_parts(replace(around, source=KafkaSource(self._fetch))), TOPIC, T
         )
         if database is not None:
             stores_text = untyped == "text"

@@ -17,10 +17,10 @@ from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.diff.table_copy import Standstill, TableCopy
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.schema_changes.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -44,7 +44,8 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     """Each executor. The local one has no session to fall back to."""
     if request.param == "local":
         return LocalExecutor(_no_spark)
-    return SparkExecutor(request.getfixturevalue("spark"))
+    spark = request.getfixturevalue("spark")
+    return SparkExecutor(lambda: spark)
 
 
 def _topic() -> Topic:

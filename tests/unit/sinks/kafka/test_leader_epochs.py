@@ -22,7 +22,6 @@ from tests.worker_contexts import no_fetch
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Reduction, Settled, next_progress
 from tidesink.sinks.jobs.changes import Changes
@@ -32,6 +31,7 @@ from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, CheckedLogs, LeaderEp
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
 from tidesink.sinks.laws import counts as batch_counts
+from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.laws.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.letters.topic import Chosen
 from tidesink.sinks.runtime.context import StopRequestedError, may_pass
@@ -372,7 +372,7 @@ class _Shared(TableRecords):
         self.commits = False
         self._kept = cast("Any", SimpleNamespace(last={0: last}))
 
-    def concern(self, _session: object) -> bool:
+    def concern(self) -> bool:
         return False
 
 
@@ -404,8 +404,9 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
     job, reduction = _read(task, BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), LastRecord(19, epoch))
-    run = BatchRun(job, task.runner.hold, task.runner.services)
-    assert run.follows(job.progress(reduction, task.runner.hold, task.runner.services)) == counts
+    services = task.runner.services(job)
+    run = BatchRun(job, task.runner.hold, services)
+    assert run.follows(job.progress(reduction, task.runner.hold, services)) == counts
     if not counts:
         outcome = run.applied(job, reduction)
         assert (outcome.progress, outcome.account) == (task.runner.hold.progress, None)
@@ -430,7 +431,7 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
 
     def applied() -> BatchOutcome:
         job, reduction = _read(task, plan, LastRecord(149, 2))
-        return BatchRun(job, task.runner.hold, task.runner.services).applied(job, reduction)
+        return BatchRun(job, task.runner.hold, task.runner.services(job)).applied(job, reduction)
 
     for _ in range(MOST_DROPS - 2):
         assert applied().account is None

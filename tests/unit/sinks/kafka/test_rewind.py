@@ -12,7 +12,6 @@ from tests.unit.sinks.worker.bed import worker_context
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import (
@@ -23,6 +22,7 @@ from tidesink.sinks.kafka.rewind import (
     steps_back,
     time_of_commit,
 )
+from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.runtime.control import (
     RewindControl,
     TableControl,

@@ -11,7 +11,9 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.config.models import Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.decode.canal_json_types import CanalJsonDecoding
 from tidesink.sinks.decode.schema_source import Missed, ProjectedDecoding
+from tidesink.sinks.decode.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.laws.counts import BatchSummary, EventCounts
 from tidesink.sinks.schema_changes.decisions import (
@@ -21,8 +23,6 @@ from tidesink.sinks.schema_changes.decisions import (
     settle_names,
     source_columns_of,
 )
-from tidesink.sinks.schema_changes.topic_ddl import TopicTable, reported_by
-from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Projection
 from tidesink.typemap.table import ZeroDate
 

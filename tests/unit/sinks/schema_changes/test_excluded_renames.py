@@ -15,6 +15,7 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.decode.canal_json_types import _with_replaced
 from tidesink.sinks.decode.flat_avro import flat_avro_plan
 from tidesink.sinks.decode.plans import SubjectSchemas
 from tidesink.sinks.laws.modes import first_shape
@@ -26,7 +27,6 @@ from tidesink.sinks.schema_changes.decisions import (
     decide_changes,
     pending_of,
 )
-from tidesink.sinks.schema_sources.canal_json import _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.projection import Projection, project
 from tidesink.typemap.target_schema import TargetSchema, shape_of

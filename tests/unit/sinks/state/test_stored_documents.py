@@ -16,16 +16,18 @@ import pytest
 
 from tests.properties.test_schema_use import Feed, Worker
 from tests.unit.sinks.batch.test_range_tasks import NEW, OLD
+from tests.unit.sinks.cuts.test_publishing import SECOND, _Run
 from tests.unit.sinks.kafka.test_first_records import _Brokers
 from tests.unit.sinks.schema_changes.test_known_columns import ALL, BEFORE, STATUS, decoding, shape, take_note
 from tests.unit.sinks.schema_changes.test_policy_choices import ADDED, DROPPED, _keep
-from tests.unit.sinks.worker.test_cut_turns import SECOND, _Run
 from tests.unit.sinks.worker.test_source_ddl import _Topic
 from tests.unit.sinks.worker.test_starts import _found, _start
 from tidesink.cli.open_letters import note_open
 from tidesink.ddl.topic_statements import DdlStatement
 from tidesink.errors import SourceError, StaleProgressError, UnusableStateStoreError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.decode.database_types import DatabaseColumns, DatabaseTypes
+from tidesink.sinks.decode.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, PartitionOffsets, TopicGrowth, TopicOffsets
 from tidesink.sinks.letters.topic import RecordGroup
 from tidesink.sinks.runtime.control import (
@@ -41,8 +43,6 @@ from tidesink.sinks.runtime.control import (
 )
 from tidesink.sinks.runtime.observers import Heartbeat
 from tidesink.sinks.schema_changes.decisions import KnownColumns, PolicyChoices
-from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
-from tidesink.sinks.schema_sources.database_types import DatabaseColumns, DatabaseTypes
 from tidesink.sinks.snapshots.asked_keys import AskedKeys, store_keys
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import (

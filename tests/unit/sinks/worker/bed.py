@@ -13,6 +13,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.runtime.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.runtime.observers import Listeners
 from tidesink.sinks.runtime.shared_reads import Topics
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.state.progress import StateStore
 
 
@@ -39,7 +40,7 @@ def worker_context(
     nothing: Any = None
     return WorkerContext(
         config=config,
-        spark=cast("Any", _Session()),
+        spark=SparkEngine.of(cast("Any", _Session())),
         source=KafkaSource(no_fetch),
         target=nothing,
         store=store,

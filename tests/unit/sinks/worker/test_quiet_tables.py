@@ -8,10 +8,12 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.config.samples import CANAL_JSON, changed, right
+from tests.worker_contexts import no_spark
 from tidesink.config import Config
 from tidesink.errors import SourceError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.look_ups import QuietTables
@@ -26,9 +28,11 @@ TABLES = [TableId("shop", "orders"), TableId("shop", "visits")]
 
 def _found(**changes: Any) -> list[tuple[str, str]]:
     config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **changes))
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+    spark = SparkEngine(no_spark)
     quiet = QuietTables(
-        cast("Any", SimpleNamespace(config=config, spark=spark)), tuple, lambda _config: TABLES
+        cast("Any", SimpleNamespace(config=config, spark=spark)),
+        tuple,
+        lambda _config: TABLES,
     )
     assert quiet.tables() == ()
     if quiet.under_way is not None:
@@ -63,11 +67,11 @@ def test_a_table_that_the_config_names_has_the_only_topic_it_can_have(
 
 def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
     config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **NAMED))
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
 
     def fails(_config: Config) -> list[TableId]:
         raise OSError("no more files")
 
+    spark = SparkEngine(no_spark)
     quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), tuple, fails)
     assert quiet.tables() == ()
     assert quiet.under_way is not None

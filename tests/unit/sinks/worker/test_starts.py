@@ -22,13 +22,13 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SchemaRefusedError, StateStoreError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema, Value
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.decode.open import open_decoding
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import PLACE
-from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.open_table import decoding_parts
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.starts import Start, known_start, resolved
 from tidesink.sinks.worker.table_task import TableTask
@@ -237,12 +237,12 @@ def test_debezium_json_is_planned_by_the_records_from_the_start_on(tmp_path: Pat
     messages = (*DATES, *FLAGS)
     around = _around(_json_config("latest"), tmp_path, messages)
     found = _found(len(messages))
-    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
+    decoding = open_decoding(decoding_parts(around), TOPIC, T)
     decoding.prepare(found, {0: len(DATES)})
     # Also for the rows of a snapshot, which are behind the last ones.
     decoding.catch_up(None, found)
     assert decoding.columns().shape.by_name["n"].spark == "boolean"
-    mixed = open_decoding(DecodingParts.of(around, cast("Any", None)), TOPIC, T)
+    mixed = open_decoding(decoding_parts(around), TOPIC, T)
     mixed.prepare(found)
     with pytest.raises(SchemaRefusedError):
         mixed.catch_up(None, found)
@@ -261,10 +261,10 @@ def test_flat_avro_is_planned_by_the_schemas_of_records_from_the_start_on(
         )
     around = _around(right(FLAT_AVRO), tmp_path, tuple(topic.messages), registry=topic.registry)
     found = TopicOffsets("t", "an id", {0: PartitionOffsets(0, 2)})
-    whole = open_decoding(DecodingParts.of(around, cast("Any", None)), "t", TABLE)
+    whole = open_decoding(decoding_parts(around), "t", TABLE)
     with pytest.raises(SchemaRefusedError):
         whole.prepare(found)
-    decoding = open_decoding(DecodingParts.of(around, cast("Any", None)), "t", TABLE)
+    decoding = open_decoding(decoding_parts(around), "t", TABLE)
     decoding.prepare(found, {0: 2 - behind})
     assert decoding.columns().shape.by_name["n"].spark == "bigint"
 

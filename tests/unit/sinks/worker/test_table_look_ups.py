@@ -370,7 +370,7 @@ def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore, protocol
     report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "slow"), ready)).run()
     assert [(table.table, table.state) for table in report.tables] == [(ready, "FAILING")]
     assert reason in str(report.tables[0].error)
-    tags = cast("Any", around.spark).job_tags
+    tags = cast("Any", around.spark.session()).job_tags
     assert tags.keys() == {"tables of topics", str(ready)}  # a stop cancels the jobs of both
     assert len({*tags.values()}) == 1
     assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]
@@ -478,7 +478,7 @@ def test_a_stop_that_cuts_off_look_ups_alone_abandons_no_batch(store: SqlStateSt
     source.answers.clear()
     around = _around(store, source, source__topics=["shop_orders"], batch={"poll-interval": "10ms"})
     # Spark's answer to the cancelled job.
-    cast("Any", around.spark).sparkContext.cancelJobsWithTag = lambda _tag: source.answers.set()
+    cast("Any", around.spark.session()).sparkContext.cancelJobsWithTag = lambda _tag: source.answers.set()
     with ThreadPoolExecutor() as pool:
         run = pool.submit(Worker(around, offsets=_Looks(TableId("shop", "orders"))).run)
         assert source.begun.wait(60)

@@ -108,7 +108,6 @@ class DeltaFormat:
 
     def commit_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> ApplyResult | None:
         """Write a batch as files and commit it. Returns None if another writer committed in between."""
-        self._record(progress)
         staged = self.files.stage(batch, plan)
         text = self._entry_text(batch, progress, staged.counts)
         batch.hooks.on_staged()
@@ -129,7 +128,6 @@ class DeltaFormat:
         self, batch: ReducedBatch, progress: Progress, present: Mapping[str, str]
     ) -> ApplyResult:
         """Commit a batch by Spark's statement, or only its progress."""
-        self._record(progress)
         self._statements.check_partitions(batch)
         text = self._entry_text(batch, progress)
         batch.hooks.on_staged()
@@ -161,10 +159,6 @@ class DeltaFormat:
     def close(self) -> None:
         """Drop the temporary view of the last batch's rows."""
         self._statements.close()
-
-    def _record(self, progress: Progress) -> None:
-        if self._ledger.history:
-            self._ledger.history.record_progress(progress)
 
     def _entry_text(
         self, batch: ReducedBatch, progress: Progress, counts: Mapping[str, int] | None = None

@@ -64,7 +64,9 @@ class ProgressHistory(Protocol):
     """
 
     def record_progress(self, progress: Progress) -> None:
-        """Record a table's progress after a batch. Called before the batch is committed."""
+        """Record a table's progress. Called before it is committed: by the worker before a batch, and by the
+        ledger before a claim.
+        """
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """Return the recorded progress after the batch with this transaction version; None if unknown."""

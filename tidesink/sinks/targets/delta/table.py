@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -57,17 +58,18 @@ CAPABILITIES: Final = Capabilities(
 PREFLIGHT: Final = schema.DeltaPreflight(schema.check, FILE_PROPERTIES)
 
 
-def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
-    """Return the Delta target that a config describes. It also records each batch's progress in the state
-    store.
+def open_target(config: Config, spark: SparkEngine, store: StateStore) -> DeltaTarget:
+    """Return the Delta target that a config describes.
+
+    ``store``: has the progress of commits that Delta has removed from a table's log.
 
     Raises:
         ConfigError: the path is local and cannot be written to.
     """
-    settings = cast("DeltaSettings", config.target)
-    try_path_of(spark, settings.path)
+    settings, session = cast("DeltaSettings", config.target), spark.session()
+    try_path_of(session, settings.path)
     return DeltaTarget(
-        spark,
+        session,
         settings.path,
         template=settings.table,
         history=store,

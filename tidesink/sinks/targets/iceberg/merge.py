@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
 from tidesink.events import TableId
+from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.spark.session import in_session, start_thread
+from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -218,7 +219,9 @@ class Staging:
 
         Both the query and the block mostly wait for Spark's planning, so this saves time.
         """
-        counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
+        counting = SparkEngine.of(self._session).thread(
+            lambda: self._count(statement), name=f"count {self._name}"
+        )
         try:
             yield counting
         finally:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -57,18 +58,18 @@ PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
 )
 
 
-def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
+def open_target(config: Config, spark: SparkEngine, _store: StateStore) -> IcebergTarget:
     """Return the Iceberg target that a config describes.
 
     Raises:
         ConfigError: the warehouse is a local path that cannot be written to.
     """
-    settings = cast("IcebergSettings", config.target)
+    settings, session = cast("IcebergSettings", config.target), spark.session()
     properties = settings.catalog_values()
     if (path := iceberg_schema.warehouse_path(properties)) is not None:
-        try_path_of(spark, path, setting=iceberg_schema.WAREHOUSE)
+        try_path_of(session, path, setting=iceberg_schema.WAREHOUSE)
     return IcebergTarget(
-        spark,
+        session,
         settings.catalog,
         template=settings.table,
         properties=properties,

@@ -274,7 +274,10 @@ class LakeTable:
         with self._turns.mine():
             with self._translating(self.format.reading_error):
                 done = self.format.done(batch, progress)
-            return self._applied(batch, progress) if done is None else done
+            if done is not None:
+                return done
+            self._prepare(batch)
+            return self._write(batch, progress)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Return what lets the Spark tasks of the next batch write their rows straight to data files.
@@ -313,9 +316,8 @@ class LakeTable:
         """
         self.format.close()
 
-    def _applied(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Write and commit a batch that is not committed yet."""
-        self._prepare(batch)
+    def _write(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Write and commit a batch. Tries again if another writer committed in between."""
         for _ in range(_ATTEMPTS):
             result = self._attempt(batch, progress)
             if result is not None:

@@ -58,10 +58,9 @@ from tidesink.typemap.native_sql import native_text
 from tidesink.typemap.render_sql import KEY_LENGTH, FoundType
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.config import Config
     from tidesink.config.targets import MysqlSettings
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -650,7 +649,7 @@ _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' wit
 _WITHOUT: Final = "without local_infile"
 
 
-def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
+def open_target(config: Config, _spark: SparkEngine, _store: StateStore) -> SqlTarget:
     """Open the MySQL or MariaDB target that a config describes."""
     return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 

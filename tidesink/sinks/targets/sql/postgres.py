@@ -53,10 +53,9 @@ from tidesink.typemap.native_sql import native_text
 from tidesink.typemap.render_sql import FoundType, plain_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.config import Config
     from tidesink.config.targets import PostgresSettings
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -552,7 +551,7 @@ _QUESTION: Final = (
 _READ_ONLY: Final = "(read-only)"
 
 
-def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
+def open_target(config: Config, _spark: SparkEngine, _store: StateStore) -> SqlTarget:
     """Open the Postgres target that a config describes."""
     return open_sql(postgres_dialect(), config)
 

@@ -51,9 +51,10 @@ from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from tidesink.config import Config
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 CAPABILITIES: Final = Capabilities(
@@ -67,7 +68,7 @@ _REFUSED: Final = frozenset({401, 403})
 _DOWN: Final = frozenset({500, 502, 503, 504})
 
 
-def open_target(config: Config, _spark: SparkSession, store: StateStore) -> HttpTarget:
+def open_target(config: Config, _spark: SparkEngine, store: StateStore) -> HttpTarget:
     """Return the HTTP target that a config describes. Its progress is recorded in the state store."""
     return HttpTarget(cast("HttpSettings", config.target), store)
 

@@ -44,12 +44,11 @@ from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.codecs.base import EncodedRecord
     from tidesink.config import Config
     from tidesink.events import Row
     from tidesink.schema_registry.base import SchemaRegistry
+    from tidesink.sinks.spark.engine import SparkEngine
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -62,7 +61,7 @@ CAPABILITIES: Final = Capabilities(
 PREFLIGHT: Final = KafkaPreflight()
 
 
-def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
+def open_target(config: Config, _spark: SparkEngine, store: StateStore) -> KafkaTarget:
     """Return the Kafka target that a config describes. Its progress is recorded in the state store."""
     return KafkaTarget(cast("KafkaSettings", config.target), store, reads=reads_of(config))
 

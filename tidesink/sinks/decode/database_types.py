@@ -30,6 +30,8 @@ from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.state.documents import DocumentKind, list_key
 from tidesink.sinks.state.progress import StatusStore
+from tidesink.source_database import mysql, postgres
+from tidesink.source_database.database import OPTION, connected, stored_table, translated
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 
@@ -262,10 +264,6 @@ def look_up_in(settings: DatabaseSettings | None) -> LookUpTable | None:
 def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | None:
     if not table.schema:
         return None  # a flattened row does not name its database, so the table cannot be found
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-    from tidesink.source_database import mysql, postgres
-    from tidesink.source_database.database import translated
-
     # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
@@ -290,10 +288,6 @@ def look_into(settings: DatabaseSettings | None) -> Look | None:
 
 
 def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
-    # Imported here, because these modules import what Spark's tasks need, and take a second to load.
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-    from tidesink.source_database.database import stored_table, translated
-
     # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
@@ -325,9 +319,6 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
     """
     if settings is None or not _is_postgres(settings):
         return None
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-    from tidesink.source_database.database import stored_table, translated
-
     url, replica = settings.url.get_secret_value(), settings.replica
     with connected(url, replica=replica) as connection, translated(OPTION):
         stored = stored_table(connection, table)
@@ -367,14 +358,10 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
         ConfigError: The database refuses the user.
         SourceUnavailableError: The database does not answer.
     """
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-    from tidesink.source_database.database import translated
-    from tidesink.source_database.mysql import create_statement
-
     # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
-        statement = create_statement(connection, table)
+        statement = mysql.create_statement(connection, table)
     return (
         None
         if statement is None

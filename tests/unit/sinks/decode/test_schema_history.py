@@ -20,15 +20,15 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decode.flat_avro import flat_avro_plan
 from tidesink.sinks.decode.plans import SubjectSchemas
+from tidesink.sinks.decode.schema_history import MOST_SCHEMAS, SchemaUse
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.decode.target_rows import DroppedById, dropped_in_order
+from tidesink.sinks.decode.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.schema_sources.schema_history import MOST_SCHEMAS, SchemaUse
-from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
+from tidesink.sinks.worker.open_table import decoding_parts
 
 COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}
 
@@ -257,7 +257,7 @@ class Worker:
         around = worker_context(right(FLAT_AVRO), cast("Any", None), folder, registry=topic.registry)
         lag = RetryPolicy(0, passes=may_lag)
         schemas = WriterSchemas(topic.registry, "t", lag=lag, subject_of=lambda name, part: f"{name}-{part}")
-        parts = DecodingParts.of(replace(around, source=source), cast("Any", None))
+        parts = decoding_parts(replace(around, source=source))
         self.decoding = FlatAvroDecoding(parts, "t", TABLE, schemas=schemas)
         self.decoding.prepare(self._found)
 

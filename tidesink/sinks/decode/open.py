@@ -14,18 +14,18 @@ from typing import Final
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.decode.parts import DecodingParts
 from tidesink.sinks.decode.plans import DecodePlan, PlanSettings
 from tidesink.sinks.decode.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, started_at
-from tidesink.sinks.schema_sources.parts import DecodingParts
 
 # By protocol in the config: "module:function". The function has the parameters (parts, topic, table).
 DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "flat-avro": "tidesink.sinks.schema_sources.writer_schemas:open_flat_avro",
-        "canal-json": "tidesink.sinks.schema_sources.canal_json:open_decoding",
-        "debezium-avro": "tidesink.sinks.schema_sources.writer_schemas:open_debezium_avro",
-        "debezium-json": "tidesink.sinks.schema_sources.writer_schemas:open_debezium_json",
+        "flat-avro": "tidesink.sinks.decode.writer_schemas:open_flat_avro",
+        "canal-json": "tidesink.sinks.decode.canal_json_types:open_decoding",
+        "debezium-avro": "tidesink.sinks.decode.writer_schemas:open_debezium_avro",
+        "debezium-json": "tidesink.sinks.decode.writer_schemas:open_debezium_json",
     }
 )
 

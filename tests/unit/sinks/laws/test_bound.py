@@ -18,7 +18,11 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.cuts import (
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.decode.canal_json import canal_json_plan
+from tidesink.sinks.decode.records import EventRules
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.laws.bound import (
     least_bound,
     next_bound,
     passed_partitions,
@@ -26,10 +30,6 @@ from tidesink.sinks.batch.cuts import (
     starts,
     topic_after,
 )
-from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.decode.canal_json import canal_json_plan
-from tidesink.sinks.decode.records import EventRules
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.laws.counts import BatchSummary, TopicPartition, account_of
 from tidesink.sinks.schema_changes.row_ddl import up_to
 from tidesink.sinks.state.progress import (
@@ -202,7 +202,6 @@ def test_ddl_above_the_bound_waits() -> None:
     )
     assert up_to([early, late, untimed], 10) == (early, untimed)
     assert up_to([early, late], None) == [early, late]
-    assert up_to(None, 10) is None
 
 
 def test_of_a_version_with_many_files_those_are_looked_for_that_the_table_has_no_more() -> None:

@@ -17,14 +17,14 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.topic_statements import DdlStatement, learn, with_rows
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
+from tidesink.sinks.decode.topic_ddl import DdlPages, TopicDdl, _Page, ddl_statement
 from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
-from tidesink.sinks.schema_changes.topic_ddl import DdlPages, TopicDdl, _Page, ddl_statement
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.source import TopicReader
+    from tidesink.sinks.kafka.topic_reader import TopicReader
 
 CREATE = "create table t (id int primary key, a int, b varchar(5))"
 NO_READER = cast("TopicReader", None)

@@ -23,15 +23,15 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.cuts import least_bound
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.bounds import Bounds, ConnectorBounds, WatermarkBounds
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.publishing import Cuts, cut_status
 from tidesink.sinks.kafka.offsets import NO_STARTS, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.laws.bound import least_bound
 from tidesink.sinks.runtime.observers import Listeners, WorkerEvent
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion
-from tidesink.sinks.worker.bounds import Bounds, ConnectorBounds, WatermarkBounds
-from tidesink.sinks.worker.cuts import Cuts, cut_status
 
 SECOND: Final = 1000 << 18
 CONFIG: Final = changed(

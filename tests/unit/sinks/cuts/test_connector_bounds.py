@@ -13,11 +13,11 @@ from tests.unit.sinks.kafka.scripted_consumer import TOPIC, ScriptedConsumer, en
 from tidesink.cli.status import cut_lines
 from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.bounds import ConnectorBounds, is_empty, read_checkpoint
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.publishing import CutStatus
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty, read_checkpoint
-from tidesink.sinks.worker.cuts import CutStatus
 from tidesink.sinks.worker.open_table import check_bounded
 
 # As Debezium 3.5.0.Final wrote them.

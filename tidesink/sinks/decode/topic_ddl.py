@@ -33,10 +33,10 @@ from tidesink.ddl.row_changes import RowDdl, shown_time
 from tidesink.ddl.topic_statements import SHOWN_SQL, DdlStatement, DdlWarning, learn, with_rows
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
-from tidesink.sinks.batch.source import TopicReader
 from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
+from tidesink.sinks.kafka.topic_reader import TopicReader
 from tidesink.sinks.state.documents import DocumentKind, DocumentStore
 from tidesink.sinks.state.progress import LastRecord
 

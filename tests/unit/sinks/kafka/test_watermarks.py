@@ -15,7 +15,7 @@ from tidesink.codecs.options import FlatAvroOptions
 from tidesink.events import Message, Position, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.worker.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_reader
+from tidesink.sinks.kafka.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_reader
 
 WATERMARK, ROW, LOST = b"watermark", b"row", None
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidesink.config import Config
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import SparkReader, TopicReader
-from tidesink.sinks.decode.filtering import FilterCheck, check_condition
+from tidesink.sinks.decode.filtering import FilterCheck
+from tidesink.sinks.decode.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.runtime.context import RetryPolicy, WorkerContext
-from tidesink.sinks.schema_changes.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.kafka.topic_reader import TopicReader
 from tidesink.sinks.state.progress import StatusStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidesink.schema_registry import SchemaRegistry
 
 
@@ -38,12 +34,22 @@ class TopicState(Protocol):
         """Looks up a topic's offsets again and returns them."""
 
 
+class Retry(Protocol):
+    """Interface: tries a failed step again."""
+
+    def call(self, step: Callable[[], T]) -> T:
+        """Calls ``step``, again after each failure that may pass, and returns its result.
+
+        Raises:
+            StopRequestedError: A stop was requested during a pause.
+            TidesinkError: The error of the last try, if the time is over or this error will not pass.
+        """
+
+
 class Retries(Protocol):
     """Interface: returns the policy by which a failed step of a table is tried again."""
 
-    def __call__(
-        self, table: TableId, *, seconds: float, passes: Callable[[BaseException], bool]
-    ) -> RetryPolicy:
+    def __call__(self, table: TableId, *, seconds: float, passes: Callable[[BaseException], bool]) -> Retry:
         """Returns a policy for errors for which ``passes`` is True, and for ``seconds`` after the first."""
 
 
@@ -79,21 +85,3 @@ class DecodingParts:
     retries: Retries
     noting: Noting
     check_stop: Callable[[], None]
-
-    @classmethod
-    def of(cls, context: WorkerContext, session: SparkSession) -> DecodingParts:
-        """Returns the parts for a table of a worker.
-
-        ``session``: the table's Spark session. Its tasks read records, and it checks the table's filter.
-        """
-        return cls(
-            context.config,
-            context.store,
-            context.registry,
-            context.topics,
-            SparkReader(context.source, session),
-            partial(check_condition, session=session),
-            context.retry,
-            context.noted,
-            context.stop.check,
-        )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.codecs.options import DebeziumOptions
 from tidesink.events import Message, TableId, TableSchema
+from tidesink.sinks.decode.database_types import DatabaseColumns, look_up_in
 from tidesink.sinks.decode.debezium_json import (
     JsonWriter,
     Writers,
@@ -27,7 +28,6 @@ from tidesink.sinks.decode.debezium_json import (
     untyped_columns,
     untyped_refusal,
 )
-from tidesink.sinks.schema_sources.database_types import DatabaseColumns, look_up_in
 from tidesink.typemap.target_schema import LeftOut, needed_definition, needs_all
 
 if TYPE_CHECKING:

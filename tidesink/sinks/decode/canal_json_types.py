@@ -27,6 +27,9 @@ from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.decode.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.decode.database_types import DatabaseTypes, created_by, look_into
+from tidesink.sinks.decode.open import PlannedDecoding
+from tidesink.sinks.decode.parts import DecodingParts
 from tidesink.sinks.decode.plans import DecodePlan
 from tidesink.sinks.decode.schema_source import (
     Missed,
@@ -35,12 +38,9 @@ from tidesink.sinks.decode.schema_source import (
     TypesFrom,
     declared_table,
 )
+from tidesink.sinks.decode.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, growing_parts
 from tidesink.sinks.laws.counts import BatchSummary
-from tidesink.sinks.schema_changes.topic_ddl import DDL_PARTITION
-from tidesink.sinks.schema_sources.database_types import DatabaseTypes, created_by, look_into
-from tidesink.sinks.schema_sources.open import PlannedDecoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
 from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,

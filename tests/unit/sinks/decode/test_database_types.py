@@ -17,11 +17,11 @@ from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.decode.canal_json_types import CanalJsonDecoding
+from tidesink.sinks.decode.database_types import DatabaseTypes
 from tidesink.sinks.decode.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.laws.counts import BadRecord, BadRow, BatchSummary, EventCounts, TopicPartition
-from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
-from tidesink.sinks.schema_sources.database_types import DatabaseTypes
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.mysql_types import parse_sql_type

@@ -41,6 +41,11 @@ from tidesink.errors import (
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
+from tidesink.sinks.decode.database_types import (
+    AskedIdentity,
+    database_connector,
+    replica_identity,
+)
 from tidesink.sinks.decode.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
 from tidesink.sinks.decode.debezium_changes import DatabaseFacts
 from tidesink.sinks.decode.debezium_json import (
@@ -51,6 +56,8 @@ from tidesink.sinks.decode.debezium_json import (
     writer_of,
 )
 from tidesink.sinks.decode.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
+from tidesink.sinks.decode.open import LoneDecoding
+from tidesink.sinks.decode.parts import DecodingParts, Retry
 from tidesink.sinks.decode.plans import (
     UNDER_CONFLUENT,
     DecodePlan,
@@ -58,6 +65,8 @@ from tidesink.sinks.decode.plans import (
     record_ids_in_headers,
     schema_id_of,
 )
+from tidesink.sinks.decode.record_types import RecordTypes, newest_typed
+from tidesink.sinks.decode.schema_history import SCHEMA_USE, SchemaUse, StoredUse
 from tidesink.sinks.decode.schema_source import Missed, TypesFrom, declared_table
 from tidesink.sinks.decode.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import (
@@ -70,21 +79,11 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.laws.counts import BadRecord, BatchSummary, UnplannedRecord
 from tidesink.sinks.laws.schema_rows import FirstRows, RowPosition, RowSpan
-from tidesink.sinks.runtime.context import RetryPolicy
-from tidesink.sinks.schema_sources.database_types import (
-    AskedIdentity,
-    database_connector,
-    replica_identity,
-)
-from tidesink.sinks.schema_sources.open import LoneDecoding
-from tidesink.sinks.schema_sources.parts import DecodingParts
-from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
-from tidesink.sinks.schema_sources.schema_history import SCHEMA_USE, SchemaUse, StoredUse
 from tidesink.sinks.state.documents import Document
 from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.source import TopicReader
+    from tidesink.sinks.kafka.topic_reader import TopicReader
     from tidesink.source_database.base import ReplicaIdentity
 
 
@@ -463,7 +462,7 @@ class WriterSchemas:
         registry: SchemaReader,
         topic: str,
         *,
-        lag: RetryPolicy,
+        lag: Retry,
         clock: Callable[[], float] = time.monotonic,
         subject_of: Callable[[str, SubjectPart], str] = subject,
         of_no_table: Callable[[str], bool] = lambda _text: False,

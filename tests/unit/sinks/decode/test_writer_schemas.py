@@ -11,8 +11,8 @@ import pytest
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
 from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema, subject
+from tidesink.sinks.decode.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
 from tidesink.sinks.runtime.context import RetryPolicy, StopFlag, StopRequestedError
-from tidesink.sinks.schema_sources.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
 
 
 def _schemas(

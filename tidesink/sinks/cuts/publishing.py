@@ -1,6 +1,6 @@
 """Cuts: publishes consistent versions of all tables of a pipeline (ADR 36).
 
-A cut shows all tables as of one point in the source's history, its bound (``worker.bounds``). All tables
+A cut shows all tables as of one point in the source's history, its bound (``cuts.bounds``). All tables
 apply the changes up to the bound and no later changes. Once every table has reached the bound, the cut is
 published: a list of the tables' versions at the target. Then the next bound is chosen.
 
@@ -23,8 +23,10 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.sinks.batch.cuts import marks_at, stands_at
+from tidesink.sinks.cuts.bounds import Bounds, is_empty
+from tidesink.sinks.cuts.tables import BoundedTable
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, started_at
+from tidesink.sinks.laws.bound import marks_at, stands_at
 from tidesink.sinks.runtime.context import WorkerContext, may_pass
 from tidesink.sinks.runtime.observers import StillAtWork
 from tidesink.sinks.state.documents import DocumentKind
@@ -38,12 +40,10 @@ from tidesink.sinks.targets.cuts import (
     TableVersion,
     VersionedTable,
 )
-from tidesink.sinks.worker.bounds import Bounds, is_empty
 
 if TYPE_CHECKING:
     from tidesink.config.models import CutSettings
     from tidesink.events import TableId
-    from tidesink.sinks.worker.table_task import TableTask
 
 
 _log = structlog.get_logger("tidesink.worker")
@@ -102,7 +102,7 @@ class Cuts:
         self._status = _CUTS.of(context.store, context.config.pipeline)
         self._shown: CutStatus | None = None
 
-    def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
+    def turn(self, tasks: Sequence[BoundedTable], busy: Collection[BoundedTable], seen: Look) -> bool:
         """Publish the cut and choose the next bound, if all tables of the cut have reached its bound.
 
         Returns True if the bound changed, so that tables may read further. ``busy``: the tables that are
@@ -137,7 +137,7 @@ class Cuts:
             self._ask_ends(tasks, seen)
         return self.bound != before
 
-    def lead(self, task: TableTask) -> None:
+    def lead(self, task: BoundedTable) -> None:
         """Pass the bound of the next cut to a table's task. The task must not be running a batch."""
         reading, progress = task.reading, task.opened.progress
         reading.bound, reading.ends = self.bound, self._bounds.ends(task.topic)
@@ -148,12 +148,12 @@ class Cuts:
         """Close the clients of Kafka and the source database with which bounds are read."""
         self._bounds.close()
 
-    def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
+    def _ask_ends(self, tasks: Iterable[BoundedTable], seen: Look) -> None:
         if self.bound is not None:
             topics = {task.topic for task in tasks} & seen.found.keys()
             self._bounds.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
 
-    def _is_empty(self, task: TableTask, seen: Look) -> bool:
+    def _is_empty(self, task: BoundedTable, seen: Look) -> bool:
         """Return True if nothing was applied to a table, and its topic has no records up to the bound.
 
         Then the cut leaves out the table, because it has no version at the target.
@@ -165,7 +165,7 @@ class Cuts:
         starts = {n: partition.earliest for n, partition in begun.partitions.items()}
         return is_empty(task.opened.progress, starts, ends)
 
-    def _raise(self, tasks: Iterable[TableTask]) -> None:
+    def _raise(self, tasks: Iterable[BoundedTable]) -> None:
         """Choose the first bound of a cut, or a higher one if a table has applied changes above the bound."""
         bounds = [bound for task in tasks if (bound := task.reading.least_bound) is not None]
         least = max(bounds, default=None)
@@ -180,11 +180,11 @@ class Cuts:
             # As long as nothing changes in the source, no later bound exists. So this cut is tried again.
             self._done = None
 
-    def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
+    def _blocked(self, tasks: Iterable[BoundedTable], seen: Look) -> dict[BoundedTable, str]:
         """Return the reason why each table has not reached the cut's bound; an empty text if it has."""
         return {task: _obstacle(task, seen.found.get(task.topic), self.bound) for task in tasks}
 
-    def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
+    def _publish(self, tasks: Sequence[BoundedTable], bound: int, *, without: Collection[TableId]) -> None:
         """Publish the cut at ``bound`` with the tables of ``tasks``.
 
         If it cannot be written, a warning is logged and the cut is skipped. ``without``: the tables that the
@@ -211,7 +211,7 @@ class Cuts:
         self._applied = {task.table: task.applied for task in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
-    def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
+    def _named(self, tasks: Iterable[BoundedTable], bound: int) -> dict[CutTable, TargetTable] | None:
         """Look up the tables' versions for the cut, and protect each version from removal at the target.
 
         Returns None if that fails for a table. Then the cut is not published.
@@ -255,7 +255,7 @@ class Cuts:
             done.set()
             thread.join()
 
-    def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
+    def _show(self, blocked: Mapping[BoundedTable, str], outside: Iterable[BoundedTable]) -> None:
         """Save the state of the cuts in the state store if it changed. ``tidesink status`` shows it.
 
         ``blocked``: the reason why each table has not reached the bound. ``outside``: tables that the cut
@@ -280,7 +280,7 @@ class Cuts:
             _log.debug("cuts not saved", error=str(exc))
 
 
-def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
+def _only_stuck(blocked: Mapping[BoundedTable, str], outside: Collection[BoundedTable], seen: Look) -> bool:
     """Return True if tables wait for the cut, and no table that the cut waits for can reach the bound now.
 
     A table cannot reach the bound if it is paused or failing, if no broker answers for its topic, or if it
@@ -298,7 +298,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
     return others and all(task in stuck for task, reason in blocked.items() if reason)
 
 
-def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) -> str:
+def _obstacle(task: BoundedTable, offsets: TopicOffsets | None, bound: int | None) -> str:
     """Return the reason why a table has not reached the cut's bound, or an empty text if it has."""
     if task.status.obstacle:
         return task.status.obstacle
@@ -320,7 +320,7 @@ def _obstacle(task: TableTask, offsets: TopicOffsets | None, bound: int | None) 
     )
 
 
-def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
+def _asked_for(task: BoundedTable, offsets: TopicOffsets) -> Collection[int]:
     """Return the numbers of the partitions that may have records up to the bound.
 
     If the topic has no watermarks, partitions without records are left out, because no batch reads them and
@@ -332,7 +332,7 @@ def _asked_for(task: TableTask, offsets: TopicOffsets) -> Collection[int]:
     return {n for n, partition in offsets.partitions.items() if n not in ends or ends[n] > partition.earliest}
 
 
-def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
+def _version(task: BoundedTable, commit_ts: int, *, keep: float) -> TableVersion:
     """Return the current version of a table, and protect it from removal at the target for ``keep`` seconds.
 
     The version is protected before the cut is published. If the worker is killed in between, a version stays

@@ -10,7 +10,7 @@ import pytest
 
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.schema_changes.topic_ddl import TopicTables
+from tidesink.sinks.decode.topic_ddl import TopicTables
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 T, U = TableId("s", "t"), TableId("s", "u")

@@ -27,19 +27,19 @@ from tidesink.codecs.debezium.commit_positions import binlog_position, log_posit
 from tidesink.config.models import CutSettings
 from tidesink.errors import SourceError, TidesinkError
 from tidesink.events import LOGICAL_BITS, Message, physical_ms
-from tidesink.sinks.batch.cuts import next_bound
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.cuts.tables import BoundedTable
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.watermarks import MOST_WAITING
+from tidesink.sinks.laws.bound import next_bound
 from tidesink.sinks.laws.counts import greatest
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.watermarks import MOST_WAITING
-from tidesink.source_database.database import translated, uses_xa
+from tidesink.source_database.database import OPTION, connected, translated, uses_xa
 
 if TYPE_CHECKING:
     from tidesink.config.source import DatabaseSettings
-    from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
 # Seconds between two queries that ask the source database if it allows cuts.
@@ -59,7 +59,7 @@ class Bounds(Protocol):
     Used by the worker's main thread.
     """
 
-    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
+    def look(self, tasks: Sequence[BoundedTable], seen: Look) -> None:
         """Update the information from which bounds are chosen, such as the newest watermarks.
 
         Must be called before ``next`` and ``after``. ``tasks``: the pipeline's tables. ``seen``: the current
@@ -125,10 +125,10 @@ class WatermarkBounds:
         self._source = source
         self._every = every
         self._watermark_of = watermark_of
-        self._tasks: Sequence[TableTask] = ()
+        self._tasks: Sequence[BoundedTable] = ()
         self._seen = Look({}, {})
 
-    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
+    def look(self, tasks: Sequence[BoundedTable], seen: Look) -> None:
         """Record the pipeline's tables and the current offsets of their topics."""
         self._tasks, self._seen = tasks, seen
 
@@ -198,7 +198,7 @@ class WatermarkBounds:
         return max((mark for mark in marks if mark is not None), default=None)
 
 
-def _watermarks(task: TableTask) -> Iterator[int]:
+def _watermarks(task: BoundedTable) -> Iterator[int]:
     """Yield the newest known watermark of each of a table's partitions."""
     topic = task.opened.topic_progress
     committed = (part.watermark for part in topic.partitions.values()) if topic else ()
@@ -272,7 +272,7 @@ class ConnectorBounds:
         assert self._chosen is not None  # noqa: S101  (the bound is its position)
         return datetime.fromtimestamp(self._chosen.time, timezone.utc)
 
-    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:  # noqa: ARG002  (part of ``Bounds``)
+    def look(self, tasks: Sequence[BoundedTable], seen: Look) -> None:  # noqa: ARG002  (part of ``Bounds``)
         """Read the newest checkpoint from Kafka Connect's offsets topic; set ``reason`` on failure."""
         try:
             self._checkpoints.look()
@@ -405,9 +405,6 @@ def _refusal(settings: DatabaseSettings) -> str:
         ConfigError: the database refuses the user.
         SourceUnavailableError: the database does not answer.
     """
-    # Imported here, because the module imports what only Spark tasks need.
-    from tidesink.sinks.batch.source_rows import OPTION, connected
-
     url, replica = settings.url.get_secret_value(), settings.replica
     with connected(url, replica=replica) as connection, translated(OPTION):
         return _XA if uses_xa(connection) else ""

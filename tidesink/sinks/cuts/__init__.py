@@ -1,0 +1,1 @@
+"""Cuts: consistent versions of all tables of a pipeline. Their bounds, and how they are published."""

@@ -1,1 +1,0 @@
-"""Finds the columns and types of a table, in the Spark driver, with one module per protocol."""
