@@ -15,11 +15,19 @@ _PAUSE_SECONDS = 0.03  # Spark's launcher lives for some 0.3 s
 
 @contextmanager
 def command_lines_below(pid: int) -> Iterator[set[bytes]]:
-    """Collect those of all that come below a process until the end; arguments end with a zero byte."""
+    """Collect those of all that come below a process until the end; arguments end with a zero byte.
+
+    A process has the command line of its parent until it runs its own program. So lines that were there
+    before are left out, as are the processes.
+    """
     before = {*_processes_below(pid)}
-    with seen_meanwhile(
-        lambda: (_command_line(one) for one in _processes_below(pid) if one not in before)
-    ) as seen:
+    lines = {_command_line(one) for one in before}
+
+    def look() -> Iterator[bytes]:
+        found = (_command_line(one) for one in _processes_below(pid) if one not in before)
+        return (line for line in found if line not in lines)
+
+    with seen_meanwhile(look) as seen:
         yield seen
 
 

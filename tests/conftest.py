@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.executors import on_both
 from tests.full import TEST_ALL, is_full
 from tests.mariadb import mariadb_url
 from tests.postgres import postgres
@@ -63,6 +64,10 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return "every test" if TEST_ALL else "without the tests marked full: TIDESINK_TEST_ALL=1 runs them too"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_both(metafunc)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,6 +38,7 @@ from tidesink.sinks.targets.base import (
     ReducedRow,
     RowSequence,
     SchemaGap,
+    Target,
     check_key,
     check_order,
     check_versions,
@@ -117,7 +118,7 @@ class _State:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class MemoryTarget:
+class MemoryTarget(Target):
     """Tables that live as long as this object."""
 
     def __init__(self) -> None:

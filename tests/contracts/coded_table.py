@@ -14,6 +14,7 @@ from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.message_beds import MessagesBed
 from tests.contracts.targets_bed import Bed
 from tests.decoded_batches import as_records
+from tests.executors import executor_of_test
 from tests.unit.config.samples import right
 from tests.worker_contexts import worker_context
 from tidesink.codecs.open import CODECS, without_effect
@@ -84,6 +85,7 @@ def config_of(
     keys: Sequence[str] = (),
     retry_for: str = "0s",
     table: Mapping[str, Any] | None = None,
+    executor: str | None = None,
     schema_changes: Mapping[str, str] | None = None,
     **defaults: Any,
 ) -> Config:
@@ -109,6 +111,7 @@ def config_of(
         "target": {"type": "delta", "path": "/unused"},
         "defaults": defaults,
         "retry": {"for": retry_for},
+        "batch": {"executor": executor or executor_of_test()},
     }
     said = {word: what for word, what in (("definition", definition), ("keys", list(keys))) if what}
     if said or table:

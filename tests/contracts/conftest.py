@@ -15,8 +15,11 @@ from tests.contracts.iceberg_beds import iceberg_bed, iceberg_jdbc_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import Bed
+from tests.executors import executor
 from tests.memory_target import MemoryTarget
 from tidesink.sinks.targets import TARGETS
+
+__all__ = ["executor"]
 
 
 def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:

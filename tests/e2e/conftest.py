@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.replay import Servers
+from tests.executors import executor
+
+__all__ = ["executor"]
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
         folder,
         feed=feed,
         messages=placed(feed.records),
-        config=config_of(feed, retry_for="120s"),
+        config=config_of(feed, retry_for="120s", executor="spark"),
         held=partial(FetchedTopic, folder),
     )
     table = replace(table, around=replace(table.around, failpoints=lost))

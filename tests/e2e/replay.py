@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 
 from confluent_kafka import Producer
 
+from tests.executors import executor_of_test
 from tests.golden.vectors import unbase64
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
@@ -159,10 +160,11 @@ def replay_config(
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
         "retry": {"for": "120s"},
+        "batch": {"executor": executor_of_test()},
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
     }
     if max_records is not None:
-        settings["batch"] = {"max-records": max_records}
+        settings["batch"]["max-records"] = max_records
     path = directory / "tidesink.yaml"
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path

@@ -142,7 +142,7 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
     feed = changes()
     messages = spread(feed.records)
     bed, brought = noting(sql_bed_in(spark, connections))
-    config = config_of(feed, retry_for="0s")
+    config = config_of(feed, retry_for="0s", executor="spark")
     read = open_table(bed, spark, folder, feed=feed, messages=messages, config=config)
     with read.table_task() as table_task:
         for slow, sent in ((False, READ_ROWS + 1), (True, len(messages))):

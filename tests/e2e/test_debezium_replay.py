@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
+from tests.executors import executor_of_test
 from tests.full import FULL
 from tests.golden.debezium_captures import Capture
 from tests.golden.debezium_compare import row_of, same_cell
@@ -117,10 +118,11 @@ def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) 
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
         "retry": {"for": "120s"},
+        "batch": {"executor": executor_of_test()},
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
     }
     if size is not None:
-        settings["batch"] = {"max-records": size}
+        settings["batch"]["max-records"] = size
     path = folder / "tidesink.yaml"
     path.write_text(json.dumps(settings), encoding="utf-8")
     return path

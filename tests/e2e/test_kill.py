@@ -86,6 +86,7 @@ def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path, servers: Se
 
 @pytest.mark.law("L8")
 @quick_on("delta", "postgres")
+@pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=FULL)], indirect=True)
 @pytest.mark.parametrize(
     "jvm", [pytest.param(True, id="JVM and all", marks=FULL), pytest.param(False, id="fork")]
 )

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.contracts.sql_beds import DATABASES
 from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
+from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import FULL, quick_on
+from tests.postgres_database import admin_dsn
 from tests.recorder import Recorder
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
@@ -83,6 +86,24 @@ def test_the_database_ends_as_tidb_held_it(
         assert table.lag == 0
         assert table.counters["read"] == replayed.records[table.topic.removeprefix(servers["prefix"])]
     assert wrong(workload, server, {"account", "movement", "pair", "wide"}) == []
+
+
+def test_a_worker_that_ends_leaves_no_connection(
+    request: pytest.FixtureRequest, tmp_path: Path, servers: Servers
+) -> None:
+    """To the database: neither those of its tables, nor those of the tasks that it ran itself."""
+    endpoint = DATABASES["postgres"](request)
+    writer = TableWriter(servers, schema_of("left"))
+    writer.upsert({"id": 1, "name": "one"})
+    more = {"target": target_of(("postgres", endpoint)), "batch": {"executor": "local"}}
+    report = run(load_config(shop_config(tmp_path, servers, more)), until="drained")
+    assert report.exit_code == 0
+    with psycopg.connect(admin_dsn(endpoint)) as connection:
+        others = connection.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+            (endpoint.database,),
+        ).fetchall()
+    assert others == []
 
 
 @quick_on("postgres")

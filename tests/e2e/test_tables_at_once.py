@@ -90,7 +90,8 @@ def test_tables_are_worked_on_at_once_and_idle_ones_cost_no_job(
     for writer in writers.values():
         writer.upsert({"id": 1, "name": "one"})
     observer = Observer(spark, again=writers["first"])
-    more = {"batch": {"max-tables": AT_ONCE, "poll-interval": "100ms"}}
+    # Small batches in the worker's own process would cost no job either.
+    more = {"batch": {"executor": "spark", "max-tables": AT_ONCE, "poll-interval": "100ms"}}
     report = run(load_config(shop_config(tmp_path, servers, more)), until="drained", listeners=[observer])
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
     assert observer.together

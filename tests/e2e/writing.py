@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
+from tests.executors import executor_of_test
 from tests.letters import letter_settings
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
@@ -131,6 +132,7 @@ def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | Non
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
         **(more or {}),
     }
+    settings["batch"] = {"executor": executor_of_test(), **settings.get("batch", {})}
     if '"bad-record": "dead-letter"' in json.dumps(settings):
         settings.setdefault("dead-letters", letter_settings(servers["prefix"]))
     path = directory / "shop.yaml"

@@ -433,8 +433,9 @@ class BatchSettings(Model):
     local_bytes: ByteSize = Field(default=32 * 2**20, ge=1, le=MOST_BYTES)
     """With `executor: auto`: maximum size of a batch that the worker's own process reads: the bytes of its
     decoded rows, estimated from earlier batches."""
-    max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
-    """Maximum number of tables that are processed at once."""
+    max_tables: Count | None = Field(default=None, ge=1, le=MOST_TABLES)
+    """Maximum number of tables that are processed at once. Without it, the worker processes eight tables at
+    once, at most two of them with batches that are too large for its own process."""
     poll_interval: PositiveDuration = 1.0
     """Interval at which an idle worker looks for new records."""
     watermark_interval: PositiveDuration = 60.0

@@ -30,7 +30,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (config.batch.max_records, config.batch.max_bytes, config.batch.max_tables) == (
         1_000_000,
         2**28,
-        2,
+        None,
     )
     assert config.retry.for_ == 300
     assert config.state == "/base/.tidesink/state.db"

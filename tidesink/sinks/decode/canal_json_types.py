@@ -170,7 +170,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._ddl.recall(topic_offsets)
         if self._declared is None:
             self._ddl.scan(self._parts.reader, topic_offsets)
-            if self._ddl.get(self._table) is None:
+            if self._ddl.get(self._table) is None and _has_other_partitions(topic_offsets):
                 self._ddl.scan(self._parts.reader, self._ends_now(topic_offsets))
             if self._ddl.get(self._table) is None:
                 self._look_elsewhere(topic_offsets)
@@ -192,7 +192,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """Look up the topic's current end offsets again.
 
         Brokers report the end of each partition at a different time. So earlier end offsets may include a
-        row, but not the DDL event in partition 0 that the row needs.
+        row in another partition, but not the DDL event in partition 0 that the row needs.
         """
         return self._parts.topics.ends_now(topic_offsets)
 
@@ -425,6 +425,11 @@ class CanalJsonDecoding(PlannedDecoding):
         return with_dropped_types(
             shape, (column for column in dropped_columns if fold_name(column.name) not in names)
         )
+
+
+def _has_other_partitions(topic_offsets: TopicOffsets) -> bool:
+    """Returns True if the topic has rows outside the partition with its DDL."""
+    return not topic_offsets.partitions.keys() <= {DDL_PARTITION}
 
 
 def _with_replaced(shape: TargetSchema, words: Iterable[RowWords], reported: Container[str]) -> TargetSchema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
@@ -62,7 +62,14 @@ class TaskResults(Protocol):
 
 
 class Executor(Protocol):
-    """Runs the tasks of a batch. It is used by one thread at a time."""
+    """Runs the tasks of a batch. It is used by one thread at a time.
+
+    ``is_local``: True if the tasks run in this process.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """True if the tasks run in this process, so that their rows are here."""
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges and return the results.
@@ -82,6 +89,7 @@ class SparkExecutor:
     """Runs the tasks of a batch as a Spark job. ``session``: returns the table's Spark session."""
 
     session: Callable[[], SparkSession]
+    is_local: ClassVar[bool] = False
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges in a Spark job and return the results."""

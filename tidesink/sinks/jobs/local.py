@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,7 @@ class LocalExecutor:
     """
 
     spark: Callable[[], SparkExecutor]
+    is_local: ClassVar[bool] = True
 
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges and return the results."""

@@ -43,7 +43,7 @@ from tidesink.sinks.schema_changes.decisions import (
     source_columns_of,
 )
 from tidesink.sinks.schema_changes.row_ddl import RowDecision, decide_rows, up_to
-from tidesink.sinks.targets.base import RowFormat, RowSink, StagingTable
+from tidesink.sinks.targets.base import LoadingTable, RowFormat, RowSink, StagingTable
 
 if TYPE_CHECKING:
     from tidesink.sinks.decode.plans import DecodePlan
@@ -297,6 +297,8 @@ class Reading:
         table, settings, wish = self.hold.table, self.services.settings, inputs.wish
         sequenced, plan = self.services.sequenced, inputs.task.plan
         if wish is None or not (self.staging.allowed and isinstance(table, StagingTable)):
+            return None, None
+        if self.services.executor.is_local and isinstance(table, LoadingTable) and table.loads_here():
             return None, None
         if wish.several and (sequenced or self.services.history is not None):
             return None, None

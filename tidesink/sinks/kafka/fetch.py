@@ -19,8 +19,9 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -28,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import SourceError
@@ -51,8 +52,9 @@ FETCH_SETTINGS: Final[Mapping[str, Any]] = {
     # MiB: 50 ms later), and the CPU per record is the same from 64 KiB to 4 MiB. A larger message is still
     # read.
     "fetch.message.max.bytes": 256 << 10,
-    # The records of a range exist, so there is nothing to wait for.
-    "fetch.wait.max.ms": 10,
+    # The records of a range exist, so there is nothing to wait for. A request that waits at the end of the
+    # consumer's last range also delays its next range. With 0, such requests would be repeated without pause.
+    "fetch.wait.max.ms": 1,
     # Ranges are planned for existing topics, so waiting half a minute for a topic is useless.
     "topic.metadata.propagation.max.ms": 5_000,
 }
@@ -65,6 +67,10 @@ FIXED_SETTINGS: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
 }
+# If a client does not know a topic, librdkafka requests it once a second. It forgets a topic 15 minutes after
+# it was listed (``metadata.max.age.ms``).
+_LIST_SECONDS: Final = 1.0
+_KNOWN_SECONDS: Final = 300.0
 # librdkafka requires a group name. The group is never joined, and nothing is committed to it.
 _GROUP: Final = "tidesink-fetch"
 
@@ -81,10 +87,26 @@ class OpenConsumer(AssignedConsumer):
         self.digest = digest
         self._open_client = open_client
         self._admin: AdminClient | None = None
+        # The topics that librdkafka knows, with the time until which it does.
+        self._known: dict[str, float] = {}
         given = {_ALIASES.get(name, name) for name in librdkafka_settings(properties)}
         own = {name: value for name, value in FETCH_SETTINGS.items() if name not in given}
         own |= {**FIXED_SETTINGS, "group.id": _GROUP}
         super().__init__(properties, own, open_client=open_client)
+
+    def learn(self, topic: str, now: float) -> None:
+        """Request the partitions and leaders of all topics, if the client may not know this topic.
+
+        Otherwise librdkafka waits up to a second before it requests a topic that is assigned. It requests the
+        first topic of a client at once. ``now``: monotonic seconds.
+        """
+        if self._known.get(topic, now) > now:
+            return
+        listed: Mapping[str, Any] = {}
+        if self._known:
+            with suppress(KafkaException):  # the read itself reports an error that lasts
+                listed = self.consumer.list_topics(timeout=_LIST_SECONDS).topics
+        self._known |= dict.fromkeys((topic, *listed), now + _KNOWN_SECONDS)
 
     def topic_id(self, topic: str) -> str:
         """Returns Kafka's id of a topic. A recreated topic has another id.
@@ -297,6 +319,7 @@ def fetch(
     if wanted.start >= wanted.end:
         return
     with open_consumer(properties) as opened:
+        opened.learn(wanted.topic, time.monotonic())
         yield from _Batches(opened, wanted, limits).read()
         _check_topic(opened, wanted)
 

@@ -306,7 +306,9 @@ def _engine(url: str) -> sa.Engine:
         url = f"sqlite:///{Path(url).expanduser()}"
     try:
         parsed = sa.make_url(url)
-        engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
+        # A file has no connection that could be lost.
+        pings = parsed.get_backend_name() != "sqlite"
+        engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=pings, **_options(parsed))
     except (NoSuchModuleError, ModuleNotFoundError) as exc:
         raise ConfigError(
             f"state: no SQLAlchemy driver for {url.partition('://')[0]} is installed. Install a driver and "

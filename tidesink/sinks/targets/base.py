@@ -230,6 +230,13 @@ class TaskRows(Protocol):
         """Return the same rows. If they are in Spark, tasks then run with the settings of ``session``."""
 
 
+@runtime_checkable
+class RowsHere(TaskRows, Protocol):
+    """Rows in this process. ``batches``: the record batches that ``run`` passes to a task."""
+
+    batches: Sequence[pa.RecordBatch]
+
+
 @dataclass(frozen=True)
 class ReducedBatch:
     """A batch reduced to at most one row per key, ready to be merged into the target.
@@ -592,6 +599,14 @@ class StagingTable(TargetTable, Protocol):
         """
 
 
+@runtime_checkable
+class LoadingTable(TargetTable, Protocol):
+    """A table that can load rows of this process in the transaction that commits them."""
+
+    def loads_here(self) -> bool:
+        """Return True if ``apply`` loads a batch with ``RowsHere``. Tasks need not stage such rows."""
+
+
 class Target(Protocol):
     """A system that stores tables, such as a lake, a database or a message broker."""
 
@@ -608,6 +623,10 @@ class Target(Protocol):
             SchemaRefusedError: the existing table cannot store the shape.
             TransientTargetError: the target does not answer.
         """
+
+    def close(self) -> None:
+        """Close the idle connections of this process to the target, because the worker ends. Never fails."""
+        return
 
 
 class TableReader(Protocol):

@@ -45,6 +45,7 @@ class TopicReading:
         marks: Newest known watermark per partition after the table's offsets, if only watermarks lie between.
         ends: With cuts of a Debezium connector, an offset per partition: all rows up to the bound have lower
             offsets.
+        size: The measured size of a decoded record.
         stalled: True if the only unread records up to the bound are in added partitions, and these must wait
             for records above the bound in the old partitions.
     """
@@ -68,7 +69,7 @@ class TopicReading:
         self._table = opened.table
         self._counters = opened.counters
         self._passed = PassedRecords(context.config.batch.watermark_interval)
-        self._size = RecordSize()
+        self.size = RecordSize()
         self._added = AddedPartitions()
         self._reads = context.topics.reads(opened.topic)
         if self._table.schema != UNKNOWN_SCHEMA:
@@ -201,14 +202,14 @@ class TopicReading:
         available = self._available(offsets)
         if not self.next_offsets():
             self._counters.warnings += late_start(self._topic, offsets)
-        limits = Limits(batch.max_records, batch.max_bytes, self._size)
+        limits = Limits(batch.max_records, batch.max_bytes, self.size)
         source = self._context.source
         self._context.retry(self._table).call(lambda: sample(limits, available, source.fetch))
         again = again_only(available, self._opened.topic_progress)
         if again is not None:
             # After a rewind, reads are not shared, since the other tables have read further.
             self._reads.settle(self._table, None, away=True)
-            most = budget_of(batch.max_records, batch.max_bytes, self._size)
+            most = budget_of(batch.max_records, batch.max_bytes, self.size)
             return BatchPlan(plan_ranges(again, max_records=most), offsets), source
         planned = self._reads.plan(self._table, available, offsets, limits=limits)
         plan = BatchPlan(planned.ranges, planned.found)
@@ -244,11 +245,6 @@ class TopicReading:
             for n, partition in limited(offsets, self.ends).items()
             if n in starts
         ]
-
-    @property
-    def record_bytes(self) -> float:
-        """The expected size of a decoded record in bytes."""
-        return self._size.estimate
 
     def after_skipped(self, plan: BatchPlan) -> BatchPlan:
         """Return a batch's plan with the last skipped records, and the check that it follows them."""
@@ -301,7 +297,7 @@ class TopicReading:
         self.marks = NO_MARKS
         if outcome.read is not None:
             # The size of decoded records in memory counts, which is many times the size in Kafka.
-            self._size.learn(outcome.read.records, outcome.read.decoded)
+            self.size.learn(outcome.read.records, outcome.read.decoded)
 
     def settle(self, *, away: bool) -> None:
         """Report the table's offsets to the object that reads the topic once for several tables.

@@ -28,7 +28,7 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.cuts.bounds import open_bounds
 from tidesink.sinks.cuts.publishing import Cuts
-from tidesink.sinks.kafka.fetch import KafkaFetch
+from tidesink.sinks.kafka.fetch import KafkaFetch, close_idle_consumers
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
 from tidesink.sinks.kafka.watermarks import Standing, WatermarkFollower, watermark_reader
 from tidesink.sinks.letters.topic import dead_letters_of
@@ -71,6 +71,10 @@ _log = structlog.get_logger("tidesink.worker")
 # Seconds that a worker waits for running batches after a stop, before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# Maximum number of tables that are processed at once, unless ``batch.max-tables`` is set.
+_AT_ONCE: Final = 8
+# How many of them may have large batches. More would not be faster: one keeps all cores busy.
+_LARGE_AT_ONCE: Final = 2
 # Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
 # Maximum number of seconds between two of these lines.
@@ -202,6 +206,8 @@ class Worker:
             bounds = open_bounds(context, cuts, watermark_of)
             self._cuts = Cuts(context, cuts, bounds)
         self._gave_overdue = False
+        # True if tables had records to read in the last pass, and no slot was free.
+        self._is_behind = False
         self._abandoned = False
         self._pace = Pace()
 
@@ -278,16 +284,17 @@ class Worker:
     def _turn(self) -> bool:
         """Run one pass of the loop: look up offsets and start batches. Return False when the run is over.
 
-        Another pass is needed before the run may end if a batch ended during this pass, because the offsets
-        were looked up before that. It is also needed if all tables of a topic have stopped, because then only
-        the next pass searches the topic for further tables.
+        Another pass is needed before the run may end if a batch ended after the offsets were looked up. It is
+        also needed if all tables of a topic have stopped, because then only the next pass searches the topic
+        for further tables.
         """
         self._check_jvm()
         self._context.listeners.hear(Turned())
         self._requests.look()
         self._table_tasks.collect()
         self._collect()
-        seen = self._topic_ends.look()
+        was_behind = self._is_behind
+        seen = self._topic_ends.look(recent=was_behind)
         # Other tables may use the free slots at once. Only the end of the run must wait for another pass.
         ended = self._collect()
         idle = self._idle()
@@ -300,7 +307,8 @@ class Worker:
         if moved:
             return True
         # If Kafka does not answer, the tables of every topic stop: another pass would find nothing new.
-        if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
+        is_outdated = ended or was_behind
+        if not isinstance(seen, SourceError) and (is_outdated or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
 
@@ -440,11 +448,29 @@ class Worker:
                 due.append(table_task)
             else:
                 table_task.rest()
-        for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
+        waits = False
+        for table_task in self._fair(ready, due):
+            if not self._has_slot(table_task):
+                waits = True
+                continue
             self._gave_overdue = table_task in due
             table_task.turn = next(self._turns)
             work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
             self._busy[self._context.spark.thread(work, name=str(table_task.table))] = table_task
+        # A cut compares the tables' progress with offsets that are looked up after it.
+        self._is_behind = waits and self._cuts is None
+
+    def _has_slot(self, table_task: TableTask) -> bool:
+        """Return True if a table's batch may start now, beside the running ones.
+
+        Large batches do not take all slots, so that small ones need not wait for them.
+        """
+        most, busy = self._context.config.batch.max_tables, self._busy.values()
+        if most is not None:
+            return len(busy) < most
+        if len(busy) >= _AT_ONCE:
+            return False
+        return not table_task.is_large or sum(task.is_large for task in busy) < _LARGE_AT_ONCE
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
         """Return True if a table must read and commit watermarks again.
@@ -548,16 +574,24 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             partial(_spark, config, Listeners(listeners)), tasks=tasks_of(config.spark.master)
         )
         closing.callback(spark.close)
+        closing.callback(close_idle_consumers)
         failures = Failures()
         heartbeat = Heartbeat(store, config.pipeline, failures=failures)
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
+        target = target_module(config.target).open_target(config, spark, store)
+        closing.callback(target.close)
         yield WorkerContext(
             config=config,
             spark=spark,
             source=source,
-            topics=Topics.of(config, source, store, is_stopped=lambda: bool(stop)),
-            target=target_module(config.target).open_target(config, spark, store),
+            topics=Topics.of(
+                config,
+                source,
+                store,
+                is_stopped=lambda: bool(stop),
+            ),
+            target=target,
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),
             registry=registry,

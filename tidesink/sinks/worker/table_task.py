@@ -112,7 +112,7 @@ class BatchRunner:
         return Services(self.context, opened.decoding, opened.settings, executor)
 
     def _choice(self, job: Job | ReadingJob) -> Choice:
-        size = BatchSize(job.plan.records, self.reading.record_bytes)
+        size = BatchSize(job.plan.records, self.reading.size.estimate)
         needs_spark = None if isinstance(job, Changes) else "Spark tasks read the source database"
         return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
@@ -436,6 +436,14 @@ class TableTask:
         if self._context.config.cuts is None:
             return facts.has_ddl or self.reading.lag > 0
         return facts.may_read and (facts.has_ddl or facts.has_changes)
+
+    @property
+    def is_large(self) -> bool:
+        """True if the table's next batch is too large for the worker's own process, or reads a snapshot."""
+        batch, progress = self._context.config.batch, self.opened.progress
+        if batch.executor == "spark" or (progress is not None and self._snapshot.is_under_way(progress)):
+            return True
+        return batch.executor == "auto" and self.reading.lag > batch.local_records
 
     @property
     def has_ddl(self) -> bool:

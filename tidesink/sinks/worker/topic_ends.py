@@ -14,6 +14,8 @@ from tidesink.sinks.kafka.watermarks import codec_of
 from tidesink.sinks.runtime.context import StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.worker.discovery import TableTasks
 
+# While tables wait for a free slot, the look-ups take at most one of so many seconds.
+_LOOK_SHARE: Final = 10
 # A topic counts as missing if two look-ups this many seconds apart miss it: a broker may have old metadata.
 SECOND_LOOK_SECONDS: Final = 3.0
 
@@ -29,6 +31,9 @@ class TopicEnds:
         # Topics without an answer, with the time of the first failed look-up.
         self._silent: dict[str, float] = {}
         self._failed: dict[str, SourceError] = {}
+        # The last answer, and the time until which it is recent.
+        self._seen: Look | None = None
+        self._recent_until = 0.0
 
     @property
     def missed(self) -> frozenset[str]:
@@ -45,19 +50,28 @@ class TopicEnds:
         """True if each topic has answered in the last look-up, or has failed."""
         return self._silent.keys() == self._failed.keys()
 
-    def look(self) -> Look | SourceError:
+    def look(self, *, recent: bool = False) -> Look | SourceError:
         """Return the topics' current offsets, or the error if Kafka does not answer. Creates tasks for new
         tables.
+
+        ``recent``: True if the last answer may be returned again while it is recent. How long that is depends
+        on the duration of its look-up, and is at most ``batch.poll-interval``.
 
         Raises:
             SourceError: Kafka does not answer, and no table is known whose status could show the error.
         """
+        began = time.monotonic()
+        if recent and self._seen is not None and began < self._recent_until:
+            return self._seen
+        self._seen = None
         try:
-            seen = self._context.retry().call(self._look_once)
+            self._seen = seen = self._context.retry().call(self._look_once)
         except SourceError as exc:
             if not len(self._table_tasks):
                 raise
             return exc
+        now, interval = time.monotonic(), self._context.config.batch.poll_interval
+        self._recent_until = now + min(_LOOK_SHARE * (now - began), interval)
         self._context.failures.passed(None)
         return seen
 

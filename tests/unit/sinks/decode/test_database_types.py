@@ -20,7 +20,7 @@ from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.decode.canal_json_types import CanalJsonDecoding
 from tidesink.sinks.decode.database_types import DatabaseTypes
 from tidesink.sinks.decode.schema_source import Missed
-from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.laws.counts import BadRecord, BadRow, BatchSummary, EventCounts, TopicPartition
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
@@ -57,7 +57,10 @@ class _Decoding(CanalJsonDecoding):
         super().__init__(around, "cdc", T)
         self._database = DatabaseTypes("p", T, around.store, database)
 
+        self.looked_again = 0
+
     def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
+        self.looked_again += 1
         return found
 
 
@@ -106,6 +109,17 @@ def _spark(decoding: CanalJsonDecoding) -> dict[str, str]:
 
 CREATE = "create table t (id int primary key, a {})"
 WORD = {"a": "decimal"}
+
+
+@pytest.mark.parametrize(("others", "look_ups"), [((), 0), ((1,), 1)])
+def test_only_rows_of_other_partitions_may_be_ahead_of_their_ddl(
+    others: tuple[int, ...], look_ups: int
+) -> None:
+    decoding = _decoding(None, WORD, None)
+    decoding.looked_again = 0
+    partitions = dict.fromkeys((0, *others), PartitionOffsets(0, 0))
+    decoding.prepare(TopicOffsets("cdc", "id", partitions))
+    assert decoding.looked_again == look_ups
 
 
 @pytest.mark.parametrize("definition", [None, "decimal(4,1)"])

@@ -51,6 +51,8 @@ class _Knows:
 class _Scripted:
     """Runs the tasks of a topic of which one knows where the truncates and the bad records are."""
 
+    is_local = False
+
     def __init__(self, *, truncates: Sequence[int], bad: Sequence[int]) -> None:
         self._truncates, self._bad = truncates, bad
 

@@ -150,6 +150,8 @@ PART = StagedPart(attempt=1, rows=1)
 class _Staged:
     """Runs tasks that stage a row in the target, if they have a sink. Meanwhile ``meanwhile`` is called."""
 
+    is_local = False
+
     def __init__(self, meanwhile: Any = lambda: None) -> None:
         self.sinks = list[object]()
         self._meanwhile = meanwhile

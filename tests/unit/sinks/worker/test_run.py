@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,29 @@ def test_the_place_of_a_batch_that_ends_during_a_look_is_given_out_by_that_look(
     ]
     # The last look is for what the last batch found out.
     assert looks.at_work == [[], ["shop.first"], ["shop.second"], []]
+
+
+class _RefusingAtOnce(MemorySchemaRegistry):
+    def versions(self, subject: str) -> list[int]:
+        raise RegistryError(f"{subject} is not for you")
+
+
+class _Slow(_Looks):
+    """Topics whose look-up takes a while."""
+
+    def look(self, choose: Choose, *unread: Any) -> Look:
+        time.sleep(0.1)
+        return super().look(choose, *unread)
+
+
+def test_tables_that_wait_for_a_place_need_no_look_each(store: SqlStateStore) -> None:
+    tables = [TableId("shop", f"t{number}") for number in range(12)]
+    looks = _Slow(*tables)
+    config = right(changed(FLAT_AVRO, target=HTTP, batch={"max-tables": 1, "poll-interval": "10s"}))
+    context = worker_context(config, store=store, registry=_RefusingAtOnce())
+    report = Worker(context, until="drained", offsets=looks).run()
+    assert {table.table for table in report.tables if table.error} == {*tables}
+    assert len(looks.at_work) < len(tables)
 
 
 def test_a_run_does_not_end_by_a_look_before_a_topics_only_table_rested(store: SqlStateStore) -> None:

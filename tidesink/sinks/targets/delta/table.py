@@ -13,7 +13,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import translating
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, TableReader
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, TableReader, Target
 from tidesink.sinks.targets.cuts import NAME as CUTS
 from tidesink.sinks.targets.delta import schema
 from tidesink.sinks.targets.delta.columns import DeltaColumns
@@ -93,7 +93,7 @@ def try_target(settings: DeltaSettings) -> str:
 
 
 @dataclass(frozen=True)
-class DeltaTarget:
+class DeltaTarget(Target):
     """A folder in which Delta tables are written.
 
     ``root``: the folder's path.

@@ -15,7 +15,7 @@ from tidesink.config.targets import IcebergSettings
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import translating
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, TableReader
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, TableReader, Target
 from tidesink.sinks.targets.cuts import NAME as CUTS
 from tidesink.sinks.targets.iceberg import schema as iceberg_schema
 from tidesink.sinks.targets.iceberg.columns import IcebergColumns
@@ -92,7 +92,7 @@ def try_target(settings: IcebergSettings) -> str:
 
 
 @dataclass(frozen=True)
-class IcebergTarget:
+class IcebergTarget(Target):
     """An Iceberg catalog in which tables are written.
 
     ``catalog``: the catalog's name in Spark.

@@ -6,9 +6,10 @@ and records the progress.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidesink.errors import SchemaRefusedError, TransientTargetError, ValueNotStoredError
 from tidesink.events import folding
@@ -18,12 +19,14 @@ from tidesink.sinks.targets.base import (
     ApplyResult,
     ReducedBatch,
     RowFormat,
+    RowsHere,
     RowSink,
     check_order,
     check_versions,
+    nothing,
 )
 from tidesink.sinks.targets.sql.cuts import Gathering
-from tidesink.sinks.targets.sql.dialect import Counts, Merge
+from tidesink.sinks.targets.sql.dialect import Counts, Merge, TemporaryStaging
 from tidesink.sinks.targets.sql.hold import SqlHold
 from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.merge import (
@@ -39,10 +42,32 @@ from tidesink.sinks.targets.sql.merge import (
 )
 from tidesink.sinks.targets.sql.schema import SqlSchema
 from tidesink.sinks.targets.sql.shard import SqlShard
-from tidesink.sinks.targets.sql.staging import drop_staging, loader_into, make_staging, staged
+from tidesink.sinks.targets.sql.staging import (
+    drop_staging,
+    loader_into,
+    make_staging,
+    rows_to_load,
+    staged,
+    staging_types,
+)
 from tidesink.typemap.target_schema import TargetSchema
 
 _Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
+class StagedRowsOf(NamedTuple):
+    """The rows of a batch in a staging table.
+
+    Attributes:
+        stage: The quoted name of the staging table.
+        attempts: The ids of the task attempts whose rows make up the batch; None if the batch has no rows.
+        load: Loads the rows into the staging table, in the transaction that merges them. Does nothing if they
+            are there already.
+    """
+
+    stage: str
+    attempts: tuple[int, ...] | None = None
+    load: Callable[[Any], object] = nothing
 
 
 class SqlBatches:
@@ -62,11 +87,17 @@ class SqlBatches:
         # The columns and types of the staging table, if it exists; and again, if no batch has used it yet.
         self._staging: _Staging | None = None
         self._unused: _Staging | None = None
+        # For batches whose rows are in this process; None if they need a staging table of their own too.
+        self._temporary: TemporaryStaging | None = None
         self._ordered: TargetSchema | None = None
 
     def claim(self) -> None:
         """Drop the staging tables of earlier epochs."""
         self._staging = self._unused = None
+        temporary = self._hold.dialect.temporary
+        if temporary is not None:
+            with self._hold.transaction(writes=False) as cursor:
+                self._temporary = temporary if temporary.is_allowed(cursor) else None
         # If a fenced worker's tasks still write to a staging table, dropping it fails. The next claim drops
         # it.
         with suppress(TransientTargetError), self._hold.transaction() as cursor:
@@ -94,20 +125,44 @@ class SqlBatches:
 
         Returns the row counts.
         """
+        rows = batch.payloads
+        if batch.staged is None and isinstance(rows, RowsHere) and self._temporary is not None:
+            self._check(batch)
+            return self._commit(batch, progress, self._loaded_by(self._temporary, batch, rows))
         with self._hold.transaction(writes=False) as cursor:
             done = self._hold.held(cursor, lock=False, batch=progress.epoch).done(progress)
         if done is not None:
             return done
-        if batch.how.mode == "history":
-            check_versions(batch)
-        self._take_order(batch)
+        self._check(batch)
         try:
-            return self._commit(batch, progress, self._staged(batch))
+            return self._commit(batch, progress, StagedRowsOf(self._hold.stage, self._staged(batch)))
         finally:
             if batch.staged is None or any(part.rows for part in batch.staged):
                 self.forget_staged()
             else:  # the staging table is still empty, so the next batch uses it without DDL
                 self._unused = self._staging
+
+    @property
+    def loads_here(self) -> bool:
+        """True if the transaction that merges a batch can also load its rows from this process."""
+        return self._temporary is not None
+
+    def _check(self, batch: ReducedBatch) -> None:
+        if batch.how.mode == "history":
+            check_versions(batch)
+        self._take_order(batch)
+
+    def _loaded_by(self, temporary: TemporaryStaging, batch: ReducedBatch, rows: RowsHere) -> StagedRowsOf:
+        if batch.empty or batch.truncates:
+            return StagedRowsOf(temporary.name)
+        wanted, database = self._wanted(batch.row_format), self._hold.dialect.database
+        made = rows_to_load(self._hold.connections, temporary.name, batch, rows)
+        columns = staging_types(database, *wanted)
+
+        def load(cursor: Any) -> None:
+            temporary.load(cursor, columns, made.statement, made.chunks)
+
+        return StagedRowsOf(temporary.name, made.attempts, load)
 
     def _take_order(self, batch: ReducedBatch) -> None:
         """Check that the table can apply the batch's order, and add columns for ``sequence_by: source``.
@@ -140,11 +195,14 @@ class SqlBatches:
 
     def _make_staging(self, rows: RowFormat) -> None:
         """Create an empty staging table, or use the existing one if it is empty and has the same columns."""
-        wanted = staged_columns(rows), tuple(self._staging_types(rows.shape)), self._native_types(rows.shape)
+        wanted = self._wanted(rows)
         unused, self._unused = self._unused, None
         if unused != wanted:
             self._staging = wanted
             make_staging(self._hold.connections, self._hold.stage, *wanted, self._hold.table)
+
+    def _wanted(self, rows: RowFormat) -> _Staging:
+        return staged_columns(rows), tuple(self._staging_types(rows.shape)), self._native_types(rows.shape)
 
     def _staging_types(self, shape: TargetSchema) -> list[str]:
         """Return the types of the staging columns for the columns of ``shape``, in order.
@@ -174,16 +232,16 @@ class SqlBatches:
         natives = self._schema.natives(shape).items()
         return tuple((native_name(index), fit.kept) for index, fit in natives if fit.kept is not None)
 
-    def _commit(
-        self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
-    ) -> ApplyResult:
+    def _commit(self, batch: ReducedBatch, progress: Progress, rows: StagedRowsOf) -> ApplyResult:
         batch.hooks.on_staged()
         with self._hold.turn() as (cursor, held):
             done = held.done(progress)
             if done is not None:
                 return done
             entry = self._hold.ledger.identified(cursor, held)
-            counts = self._merged(cursor, batch, attempts)
+            if rows.attempts:
+                rows.load(cursor)
+            counts = self._merged(cursor, batch, rows)
             reported = batch.truncates or batch.sequenced or batch.how.mode == "history"
             absent = counts.absent if reported else batch.deletes - counts.deleted
             version = entry.commits + 1
@@ -194,15 +252,15 @@ class SqlBatches:
             self._hold.ledger.write(cursor, written)
         return result
 
-    def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
+    def _merged(self, cursor: Any, batch: ReducedBatch, rows: StagedRowsOf) -> Counts:
         """Merge a batch into the target table, or gather it for the next cut. Returns the row counts."""
         dialect = self._hold.dialect
         if self._gathering.takes(batch):
-            return self._gathering.add(cursor, batch, self._checked(cursor, batch, attempts))
+            return self._gathering.add(cursor, batch, self._checked(cursor, batch, rows))
         self._gathering.leave(cursor, batch.shape, self._schema.present)
         if batch.truncates:
             return self._emptied(cursor, batch)
-        merge = self._checked(cursor, batch, attempts)
+        merge = self._checked(cursor, batch, rows)
         if merge is None:
             return Counts()
         if batch.how.mode == "history":
@@ -225,12 +283,12 @@ class SqlBatches:
         only = self._shard.rows(present) if self._shard else "true"
         return Counts(deleted=dialect.rows.truncate(cursor, self._hold.place.location, mark, only=only))
 
-    def _checked(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Merge | None:
+    def _checked(self, cursor: Any, batch: ReducedBatch, rows: StagedRowsOf) -> Merge | None:
         """Return the parameters of merging the staged rows; None if the batch has no rows.
 
         Checks the number of staged rows, and casts values of columns whose type the user chose.
         """
-        if not attempts:
+        if not rows.attempts:
             return None
         dialect, place = self._hold.dialect, self._hold.place
         natives = self._schema.natives(batch.shape)
@@ -238,8 +296,8 @@ class SqlBatches:
             batch,
             place,
             self._schema.present,
-            attempts=attempts,
-            epoch=self._hold.epoch,
+            attempts=rows.attempts,
+            stage=rows.stage,
             beside=batch.beside(lambda: dialect.tables.nullable(cursor, place)),
             natives=natives,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -12,7 +13,7 @@ from tidesink.config.fields import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql.columns import SqlLimits
 from tidesink.sinks.targets.sql.faults import Fault
-from tidesink.sinks.targets.sql.load import Load, Read
+from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS, Load, Read
 from tidesink.sinks.targets.sql.location import Endpoint, Place
 from tidesink.typemap.render_sql import Database
 
@@ -344,6 +345,26 @@ class Staging(Protocol):
         """
 
 
+class TemporaryStaging(Protocol):
+    """Staging tables that the transaction that merges their rows also creates, fills and drops.
+
+    ``name``: the quoted name of the staging table.
+    """
+
+    name: str
+
+    def is_allowed(self, cursor: Any) -> bool:
+        """Return True if the user may create temporary tables."""
+
+    def load(
+        self, cursor: Any, columns: Mapping[str, str], statement: str, lines: Iterable[memoryview]
+    ) -> None:
+        """Create the staging table in the open transaction, and load CSV lines into it.
+
+        ``columns``: type by name. ``statement``: the result of ``Staging.load_statement``.
+        """
+
+
 class Rows(Protocol):
     """Statements that write and delete rows."""
 
@@ -383,6 +404,8 @@ class Dialect:
     ``key_length``: length of a new text key column if the source's length is unknown; None if no length is
         needed.
     ``quote``: returns a name as a quoted SQL identifier. Every identifier in a statement comes from it.
+    ``temporary``: temporary staging tables; None if the database cannot merge their rows. MySQL cannot read a
+        temporary table twice in one statement (MySQL 8.4 manual, "TEMPORARY Table Problems").
     """
 
     database: Database
@@ -396,6 +419,7 @@ class Dialect:
     views: Views
     staging: Staging
     rows: Rows
+    temporary: TemporaryStaging | None = None
 
 
 _KEPT: Final = 8
@@ -407,7 +431,8 @@ class Connections:
     def __init__(self, dialect: Dialect, endpoint: Endpoint) -> None:
         self.dialect = dialect
         self.endpoint = endpoint
-        self._idle: list[Any] = []
+        # Each idle connection with the time since which it is idle.
+        self._idle: list[tuple[Any, float]] = []
         self._lock = threading.Lock()
         self._places: dict[str, Place] = {}
 
@@ -500,23 +525,23 @@ class Connections:
         """Close the pool's idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for connection, _ in idle:
             self._discard(connection)
 
     def _borrowed(self) -> Any:
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
+                connection, since = self._idle.pop() if self._idle else (None, 0.0)
             if connection is None:
                 return self.dialect.driver.connect(self.endpoint)
-            if self.dialect.driver.alive(connection):
+            if time.monotonic() - since < TRUSTED_SECONDS or self.dialect.driver.alive(connection):
                 return connection
             self._discard(connection)
 
     def _put_back(self, connection: Any) -> None:
         with self._lock:
             if len(self._idle) < _KEPT:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
                 return
         self._discard(connection)
 

@@ -46,6 +46,11 @@ class SqlHold:
         return required_claim(self._epoch, table=self.table)
 
     @property
+    def is_claimed(self) -> bool:
+        """True if this worker claimed the table before, even if another worker has claimed it since."""
+        return self._epoch is not None
+
+    @property
     def stage(self) -> str:
         """The quoted name of the staging table of the claimed epoch."""
         return self.place.staging(self.epoch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
 # The maximum number of idle connections to one database. A process of Spark runs one task at a time, but a
 # worker runs tasks of several tables.
 _MOST_KEPT: Final = 8
+# A connection that was idle for less than this time is not asked whether it still answers. If it does not,
+# the batch is tried again.
+TRUSTED_SECONDS: Final = 1.0
 
 
 class _Kept:
@@ -70,13 +74,18 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[Endpoint, list[Any]] = {}
+        self._idle: dict[Endpoint, list[tuple[Any, float]]] = {}
 
-    def take(self, endpoint: Endpoint) -> Any | None:
-        """Return the connection that was used last, and remove it; None if there is none."""
+    def take(self, endpoint: Endpoint) -> tuple[Any, float] | None:
+        """Return the connection that was used last, with the seconds since then, and remove it; None if there
+        is none.
+        """
         with self._lock:
             idle = self._idle.get(endpoint)
-            return idle.pop() if idle else None
+            if not idle:
+                return None
+            connection, since = idle.pop()
+        return connection, time.monotonic() - since
 
     def give_back(self, endpoint: Endpoint, connection: Any) -> bool:
         """Keep a connection for another task. Returns False if there are enough idle connections."""
@@ -84,14 +93,14 @@ class _Kept:
             idle = self._idle.setdefault(endpoint, [])
             if len(idle) >= _MOST_KEPT:
                 return False
-            idle.append(connection)
+            idle.append((connection, time.monotonic()))
         return True
 
     def take_all(self) -> list[Any]:
         """Return all idle connections, and remove them."""
         with self._lock:
             idle, self._idle = self._idle, {}
-        return [connection for connections in idle.values() for connection in connections]
+        return [connection for connections in idle.values() for connection, _ in connections]
 
 
 _KEPT: Final = _Kept()
@@ -105,11 +114,10 @@ def kept_connection(
 
     If the block raises, the connection is closed, which rolls back its transaction.
     """
-    connection = _KEPT.take(endpoint)
-    while connection is not None and not alive(connection):
-        connection = _KEPT.take(endpoint)
-    if connection is None:
-        connection = connect(endpoint)
+    idle = _KEPT.take(endpoint)
+    while idle is not None and not (idle[1] < TRUSTED_SECONDS or alive(idle[0])):
+        idle = _KEPT.take(endpoint)
+    connection = connect(endpoint) if idle is None else idle[0]
     try:
         yield connection
     except BaseException:
@@ -289,10 +297,15 @@ class Loader:
         """Load the rows of payloads (Arrow IPC streams, ``batch.tasks``), and yield the pickled
         ``StagedPart``.
         """
-        kinds = pa.array(ROW_KINDS)
-        yield from self.from_frame(
-            rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(batches)
-        )
+        yield from self.from_frame(_rows_to_apply(batches))
+
+    def lines_here(self, batches: Iterable[pa.RecordBatch]) -> tuple[list[memoryview], StagedPart]:
+        """Return the CSV lines of payloads that are in this process, and what their load would report."""
+        quoted = tuple(column.quoted for column in self.rows.columns)
+        lines = CsvLines(0, quoted, nul_refused=self.nul_refused)
+        chunks = [*lines.chunks(map(self.rows, _rows_to_apply(batches)))]
+        failure = None if lines.nul_column is None else Failure(Fault(""), lines.nul_column)
+        return chunks, StagedPart(0, lines.rows if failure is None else 0, failure)
 
     def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
         """Load CSV lines into the staging table. Returns the number of rows, and the database's error or
@@ -311,6 +324,11 @@ class Loader:
             for _ in batches:  # Spark waits until its batches are read
                 pass
             return 0, fault
+
+
+def _rows_to_apply(payloads: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    kinds = pa.array(ROW_KINDS)
+    return (rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(payloads))
 
 
 _PART_DDL: Final = "part binary"

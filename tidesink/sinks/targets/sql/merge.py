@@ -38,7 +38,7 @@ def merge_of(
     present: Mapping[str, str],
     *,
     attempts: tuple[int, ...],
-    epoch: int,
+    stage: str,
     beside: Iterable[str] = (),
     natives: Mapping[int, Native] = MappingProxyType({}),
 ) -> Merge:
@@ -46,7 +46,7 @@ def merge_of(
 
     ``present``: the target's columns: type by name.
     ``attempts``: ids of the task attempts whose staged rows make up the batch.
-    ``epoch``: the epoch whose staging table has the rows.
+    ``stage``: the staging table that has the rows.
     ``beside``: target columns that the batch does not have. With ``sequence_by: source``, a delete sets them
         to NULL.
     ``natives``: target columns with types that the user chose, by index in ``batch.shape`` (``natives_of``).
@@ -63,7 +63,7 @@ def merge_of(
     value_columns = tuple((index, column) for index, column in enumerate(columns) if not column.key)
     return Merge(
         place.location,
-        place.staging(epoch),
+        stage,
         columns,
         attempts,
         batch.upserts,

@@ -8,7 +8,7 @@ Executors load rows with COPY; one transaction merges them and records the progr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -75,6 +75,12 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
+# True if a schema is missing, and the names of the tables that are there, of some that are asked for.
+_PREPARED: Final = """
+SELECT to_regnamespace(%s) IS NULL, ARRAY(SELECT c.relname::text FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = ANY(%s) AND c.relkind IN ('r', 'p'))
+"""
 # For each column: its type, the base type if the type is a domain, and whether it is an enum or an array of
 # enums.
 _COLUMNS: Final = """
@@ -318,19 +324,17 @@ class PostgresTables:
 
         The CREATE privilege is only needed for what is missing.
         """
-        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
-        (no_schema,) = cursor.fetchone()
+        ledgers = {LEDGER: _LEDGER, SHARDS: _SHARDS} if place.shard else {LEDGER: _LEDGER}
+        cursor.execute(_PREPARED, (place.quote(place.schema), place.schema, [*ledgers]))
+        no_schema, tables = cursor.fetchone()
         if no_schema:
             cursor.execute(_ONE_MAKER)
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        self._create_ledger(cursor, replace(place, name=LEDGER), _LEDGER)
-        if place.shard:
-            self._create_ledger(cursor, replace(place, name=SHARDS), _SHARDS)
-
-    def _create_ledger(self, cursor: Any, ledger: Place, create: str) -> None:
-        if not self.present(cursor, ledger):
-            cursor.execute(_ONE_MAKER)
-            cursor.execute(create.format(ledger.location))
+        for name, create in ledgers.items():
+            ledger = replace(place, name=name)
+            if name not in tables and not self.present(cursor, ledger):
+                cursor.execute(_ONE_MAKER)
+                cursor.execute(create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """Return the table's column types by name; empty if the table does not exist.
@@ -474,13 +478,32 @@ class PostgresStaging:
 
     def create(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Create a staging table. It is UNLOGGED and without autovacuum, because only one batch uses it."""
-        spelt = ", ".join(f"{name} {_held(name, column_type)}" for name, column_type in columns.items())
-        cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
+        cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({_spelt(columns)}) WITH (autovacuum_enabled = off)")
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
         """Return the COPY statement that loads CSV. COPY itself converts prefixed hex digits to bytes."""
         names = ", ".join(name for name, _ in columns)
         return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
+
+
+class PostgresTemporary:
+    """Temporary staging tables of Postgres."""
+
+    name = "pg_temp.tidesink_rows"
+
+    def is_allowed(self, cursor: Any) -> bool:
+        """Return True if the user may create temporary tables in the database."""
+        cursor.execute("SELECT has_database_privilege(current_database(), 'TEMPORARY')")
+        return bool(cursor.fetchone()[0])
+
+    def load(
+        self, cursor: Any, columns: Mapping[str, str], statement: str, lines: Iterable[memoryview]
+    ) -> None:
+        """Create the table, which the transaction drops at its end, and load CSV lines into it with COPY."""
+        cursor.execute(f"CREATE TEMPORARY TABLE {self.name} ({_spelt(columns)}) ON COMMIT DROP")
+        with cursor.copy(statement) as copy:
+            for line in lines:
+                copy.write(line)
 
 
 class PostgresRows:
@@ -512,6 +535,10 @@ class PostgresRows:
         return int(cursor.rowcount)
 
 
+def _spelt(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {_held(name, column_type)}" for name, column_type in columns.items())
+
+
 def _held(name: str, column_type: str) -> str:
     """Return the type of the staging column for a target column's type.
 
@@ -537,6 +564,7 @@ def postgres_dialect() -> Dialect:
         views=PostgresViews(),
         staging=PostgresStaging(),
         rows=PostgresRows(),
+        temporary=PostgresTemporary(),
     )
 
 

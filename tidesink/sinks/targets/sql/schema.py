@@ -101,7 +101,7 @@ class SqlSchema:
 
     def claim(self, cursor: Any) -> None:
         """Check that the table stores every row as it is written, and complete a column change that a killed
-        worker did not finish. The ledger row is locked.
+        worker did not finish. Then read the columns again. The ledger row is locked.
 
         Raises:
             SchemaRefusedError: the database would change, hide, lose or mix up rows of the table.
@@ -114,6 +114,7 @@ class SqlSchema:
         check_natives(self._present, self._shape, self._dialect.database, self.mend)
         # The ledger row is locked, so no other worker changes the columns at the same time.
         self._complete(cursor)
+        self._present = self._dialect.tables.present(cursor, self._place)
 
     def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
@@ -206,11 +207,12 @@ class SqlSchema:
                     return present
                 self._gathering.exclude(cursor)  # the last cut does not include the new table
                 self._create(cursor, soft=soft)
+                present = tables.present(cursor, self._place)
             elif soft and SOFT_DELETE_COLUMN not in present:
                 mark = {SOFT_DELETE_COLUMN: (OF_SPARK[self._dialect.database]["boolean"], None)}
                 for statement in tables.alter(self._place.location, mark, {}, frozenset()):
                     cursor.execute(statement)
-            present = tables.present(cursor, self._place)
+                present = tables.present(cursor, self._place)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present

@@ -92,9 +92,12 @@ class SqlTable:
             self._schema.claim(cursor)
             self._gathering.claim(cursor, self._schema.present, loaded=entry.progress is not None)
             self._ledger.write(cursor, entry)
+            staging = self._hold.dialect.staging.tables(cursor, self.place)
+        was_claimed = self._hold.is_claimed
         self._hold.take(entry.epoch)
-        self._schema.read()
-        self._batches.claim()
+        if staging or was_claimed:
+            # Dropping a staging table waits for its lock, so it has a transaction of its own.
+            self._batches.claim()
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -148,6 +151,10 @@ class SqlTable:
         Returns None while the table's columns are unknown, because a column change was interrupted.
         """
         return self._batches.row_sink(rows)
+
+    def loads_here(self) -> bool:
+        """Return True if ``apply`` loads rows of this process in the transaction that commits them."""
+        return self._batches.loads_here
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
         """Drop the table's staging table, whether or not its batch was applied."""

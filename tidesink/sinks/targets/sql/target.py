@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult, Target
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
 from tidesink.sinks.targets.sql.cuts import ExcludedTables, SqlCuts
 from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.load import close_kept
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
 from tidesink.sinks.targets.sql.reader import SqlReader
 from tidesink.sinks.targets.sql.table import SqlTable
@@ -57,7 +58,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
 
 
 @dataclass(frozen=True)
-class SqlTarget:
+class SqlTarget(Target):
     """A database in which tables are written.
 
     ``template``: template of the target tables' names, with ``{schema}`` and ``{table}`` of the source table.
@@ -103,6 +104,11 @@ class SqlTarget:
 
     def _excluded(self, pipeline: str) -> ExcludedTables:
         return ExcludedTables(self.connections.dialect, self._place_of_cuts, pipeline)
+
+    def close(self) -> None:
+        """Close the pool's idle connections, and those of the tasks that ran in this process. Never fails."""
+        self.connections.close()
+        close_kept()
 
     @property
     def _place_of_cuts(self) -> Place:

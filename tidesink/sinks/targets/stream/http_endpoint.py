@@ -33,7 +33,7 @@ from tidesink.schema_registry.transport import (
     safe_url,
 )
 from tidesink.sinks.spark.frames import SparkRows
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch, Target
 from tidesink.sinks.targets.stream.encoding import HttpPreflight
 from tidesink.sinks.targets.stream.table import (
     MessageRow,
@@ -134,7 +134,7 @@ def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
 
 
 @dataclass(frozen=True)
-class HttpTarget:
+class HttpTarget(Target):
     """A target that sends rows to an HTTP endpoint."""
 
     settings: HttpSettings

@@ -20,7 +20,7 @@ from tidesink.errors import EncodeError, StaleProgressError, TargetError, Transi
 from tidesink.events import TableId
 from tidesink.kafka_client import ConnectionErrors, OpenClient, open_client, why_silent
 from tidesink.sinks.kafka.offsets import describe_topics
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch, Target
 from tidesink.sinks.targets.stream.encoding import (
     NO_TRUNCATE,
     Encoding,
@@ -91,7 +91,7 @@ def try_target(settings: KafkaSettings) -> str:
 
 
 @dataclass(frozen=True)
-class KafkaTarget:
+class KafkaTarget(Target):
     """The Kafka brokers and topic rule to which a pipeline writes.
 
     ``reads``: returns True if the pipeline itself reads a topic; None if it reads from other brokers.

@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columns import ID
-from tidesink.errors import AccountingError
+from tidesink.errors import AccountingError, TargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decode.target_rows import key_type, row_type
-from tidesink.sinks.spark.errors import TaskError
 from tidesink.sinks.targets.iceberg.deletes import POSITIONS, PositionFiles, Vector, VectorFiles
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec
 from tidesink.sinks.targets.lake.batches import groups_of
@@ -130,7 +129,7 @@ def test_rows_of_partitions_are_files_of_their_own(tmp_path: Path) -> None:
 def test_rows_of_very_many_partitions_are_left_to_spark(tmp_path: Path) -> None:
     split = SplitBySpec((PartitionField(1000, "id", "id", "identity"),))
     task = RowsTask(COLUMNS, new_files(tmp_path), RowRules(), split)
-    with pytest.raises(TaskError, match="more than 1,000 partitions"):
+    with pytest.raises(NotAsFilesError, match="more than 1,000 partitions"):
         lines_of(task(payloads(*(("upsert", at, "a") for at in range(1_001)))))
     assert not [*tmp_path.iterdir()]
 
@@ -161,7 +160,7 @@ def test_what_is_no_row_is_passed_over(tmp_path: Path, rules: RowRules) -> None:
 def test_a_folder_may_be_named_as_the_mark_of_an_attempt(tmp_path: Path) -> None:
     place = f"{tmp_path}/LOGIN_{ATTEMPT}S"
     file = NewFiles(f"{place}/a-{ATTEMPT}.parquet", "zstd").write(pa.table({"a": [1]}), "rows-0", Partition())
-    assert file.path == f"{place}/a-0-rows-0.parquet"
+    assert file.path == f"{place}/a-0-0-rows-0.parquet"
 
 
 def test_a_value_that_may_be_the_partitions_is_not_taken_for_null(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ def test_deletes_alone_write_no_file(tmp_path: Path) -> None:
 
 def test_a_row_without_a_key_is_refused(tmp_path: Path) -> None:
     named = replace_required(COLUMNS, "name")
-    with pytest.raises(TaskError, match="no value in the column name"):
+    with pytest.raises(TargetError, match="no value in the column name"):
         lines_of(RowsTask(named, new_files(tmp_path), RowRules())(payloads(("upsert", 1, None))))
 
 
@@ -293,7 +292,7 @@ def without_ids(file: DataFile) -> DataFile:
 )
 def test_files_that_are_not_what_the_table_says_are_refused(tmp_path: Path, spoil: Any, says: str) -> None:
     file = spoil(written(tmp_path, ("upsert", 1, "a")))
-    with pytest.raises(TaskError, match=says):
+    with pytest.raises(FileRefusedError, match=says):
         located(tmp_path, [file], [1])
 
 
