@@ -585,12 +585,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             config=config,
             spark=spark,
             source=source,
-            topics=Topics.of(
-                config,
-                source,
-                store,
-                is_stopped=lambda: bool(stop),
-            ),
+            topics=Topics.of(config, source, store, is_stopped=lambda: bool(stop)),
             target=target,
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),
