@@ -168,26 +168,6 @@ class WorkerReader:
         return self.source.messages_here(ranges)
 
 
-@dataclass(frozen=True)
-class ProcessReader:
-    """Reads records of topics for a worker, in this process and without Spark."""
-
-    source: KafkaSource
-
-    @property
-    def tasks(self) -> int:
-        return 1
-
-    def ask(self, ranges: Sequence[OffsetRange], question: Callable[[Records], R]) -> list[R]:
-        return [question(self.read_here([part])) for part in ranges if part.records > 0]
-
-    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        return self.source.read_here(ranges)
-
-    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        return self.source.messages_here(ranges)
-
-
 def fit_shuffle(session: SparkSession, records: int) -> None:
     """Set the number of tasks that a Spark session uses for a shuffle, for a batch of ``records`` records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))

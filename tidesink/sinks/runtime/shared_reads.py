@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -37,7 +38,7 @@ from tidesink.sinks.batch.record_frames import (
     table_of,
 )
 from tidesink.sinks.batch.reports import raise_first
-from tidesink.sinks.batch.source import KafkaSource, ProcessReader, WorkerReader, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource, WorkerReader, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.decode.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -65,19 +66,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
+    from tidesink.config.models import BatchSettings
+
+
+class LocalLimits(NamedTuple):
+    """The largest shared read that this process reads and stores. Spark reads and stores larger ones.
+
+    ``records``: its number of records. ``bytes``: its expected size in bytes.
+    """
+
+    records: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, settings: BatchSettings) -> LocalLimits:
+        """Returns the limits within which the batches of a config run in this process."""
+        if settings.executor == "spark":
+            return cls()
+        if settings.executor == "local":
+            return cls(settings.max_records, settings.max_bytes)
+        return cls(settings.local_records, settings.local_bytes)
 
 
 class Sharing(NamedTuple):
     """How shared reads are committed and stored.
 
-    Attributes:
-        interval: The seconds between two shared reads whose offsets all tables commit (``TopicReads``).
-        local_bytes: A shared read of at most this number of bytes is read and stored in this process. 0:
-            Spark reads and stores all shared reads.
+    ``interval``: the seconds between two shared reads whose offsets all tables commit (``TopicReads``).
     """
 
     interval: float = 0.0
-    local_bytes: int = 0
+    local: LocalLimits = LocalLimits()
 
 
 class Topics:
@@ -127,11 +145,9 @@ class Topics:
         store: StateStore,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
-        local_bytes: int = 0,
     ) -> Topics:
-        """Creates the shared state of all topics of a config.
-
-        ``is_stopped``: returns True after a stop request. ``local_bytes``: as in ``Sharing``.
+        """Creates the shared state of all topics of a config. ``is_stopped``: returns True after a stop
+        request.
         """
 
         def ask() -> KafkaOffsets:
@@ -142,7 +158,7 @@ class Topics:
             source,
             store,
             ask=ask,
-            sharing=Sharing(config.batch.watermark_interval, local_bytes),
+            sharing=Sharing(config.batch.watermark_interval, LocalLimits.of(config.batch)),
             schema_changes=config.source.debezium.schema_change_topic,
             log=LeaderEpochs(config.source.confluent_properties(), is_stopped=is_stopped),
         )
@@ -204,8 +220,8 @@ class Topics:
         tables, ddl = self.tables(topic), self.ddl(topic)
 
         def keep(ranges: tuple[OffsetRange, ...], topic_offsets: TopicOffsets, size: RecordSize) -> KeptRead:
-            local_bytes = self._sharing.local_bytes
-            return KeptRead(self._source, tables, ddl, ranges, topic_offsets, size, local_bytes=local_bytes)
+            local = self._sharing.local
+            return KeptRead(self._source, tables, ddl, ranges, topic_offsets, size, local=local)
 
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._sharing.interval))
@@ -539,7 +555,7 @@ class KeptRead:
         found: The offsets and id of the topic when the ranges were chosen. The read fails if Kafka then
             reports another id.
         size: The measured size of a record, which this read updates.
-        local_bytes: This process reads and stores the records if they have at most this number of bytes.
+        local: The limits within which this process reads and stores the records.
     """
 
     def __init__(
@@ -551,7 +567,7 @@ class KeptRead:
         topic_offsets: TopicOffsets,
         size: RecordSize,
         *,
-        local_bytes: int = 0,
+        local: LocalLimits = LocalLimits(),  # noqa: B008  (it is immutable)
     ) -> None:
         wanted = (FetchRange(*part, topic_offsets.topic_id, headers=False) for part in ranges if part.records)
         self.ranges = tuple(wanted)
@@ -560,10 +576,10 @@ class KeptRead:
         self._ddl = ddl
         self._found = topic_offsets
         self._size = size
-        self._local_bytes = local_bytes
+        self._local = local
         # False once the records turned out to be too large.
-        expected = sum(part.records for part in ranges) * size.estimate
-        self.is_local = 0 < expected <= local_bytes
+        records = sum(part.records for part in ranges)
+        self.is_local = 0 < records <= local.records and records * size.estimate <= local.bytes
         self._lock = threading.Lock()
         self._stored: _Stored | None = None
         # The tables that records name, and True if a record that is not a watermark names no table.
@@ -587,16 +603,16 @@ class KeptRead:
         assert stored is not None  # noqa: S101  (Spark stores any number of bytes)
         return stored
 
-    def stored_here(self) -> _InProcess | None:
+    def stored_here(self, session: AskSession) -> _InProcess | None:
         """Returns the payloads that this process stores, or None if they have too many bytes.
 
         Raises:
             SourceError, StateStoreError: For the same reasons as ``stored``.
         """
-        stored = self._read_once(None) if self.is_local else None
+        stored = self._read_once(session, only_here=True) if self.is_local else None
         return stored if isinstance(stored, _InProcess) else None
 
-    def _read_once(self, session: AskSession | None) -> _Stored | None:
+    def _read_once(self, session: AskSession, *, only_here: bool = False) -> _Stored | None:
         asked_at, _ = self._failed
         with self._lock:
             failures, error = self._failed
@@ -605,7 +621,7 @@ class KeptRead:
                 # stop request.
                 raise error
             if self._stored is None:
-                self._stored = self._read_or_fail(session)
+                self._stored = self._read_or_fail(session, only_here=only_here)
             return self._stored
 
     def concerns(self, table: TableId, session: AskSession) -> bool:
@@ -617,9 +633,9 @@ class KeptRead:
         self.stored(session)
         return self._for_all or full_name(table) in self._named
 
-    def _read_or_fail(self, session: AskSession | None) -> _Stored | None:
+    def _read_or_fail(self, session: AskSession, *, only_here: bool) -> _Stored | None:
         try:
-            return self._read(session)
+            return self._read(session, only_here=only_here)
         except Exception as exc:
             self._failed = self._failed[0] + 1, exc
             raise
@@ -631,15 +647,18 @@ class KeptRead:
         if stored is not None:
             stored.release()
 
-    def _read(self, session: AskSession | None) -> _Stored | None:
-        """Reads and stores the records. Returns None without a session if they have too many bytes."""
+    def _read(self, session: AskSession, *, only_here: bool) -> _Stored | None:
+        """Reads and stores the records.
+
+        ``only_here``: return None if this process does not store so many bytes.
+        """
         split = SplitByTable(
             TableNames(frozenset(self._tables.known()), self._source.opens_up_to), MOST_BYTES
         )
         stored: _Stored | None = self._read_here(split) if self.is_local else None
         self.is_local = stored is not None
         if stored is None:
-            if session is None:
+            if only_here:
                 return None
             frame = self._source.over(session(), self.ranges, split, KEPT_DDL)
             stored = _InSpark(frame.persist(StorageLevel.MEMORY_AND_DISK))
@@ -650,12 +669,8 @@ class KeptRead:
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["unlisted"]}))
             if any(head["ddl"] for head in heads):
                 # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
-                reader = (
-                    WorkerReader(self._source, SparkEngine.of(session()))
-                    if session
-                    else ProcessReader(self._source)
-                )
-                self._ddl.scan(reader, self._found)
+                engine = SparkEngine(lambda: nullcontext(session()))
+                self._ddl.scan(WorkerReader(self._source, engine), self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(
@@ -674,7 +689,7 @@ class KeptRead:
             with raised_local_errors():
                 for batch in split(part, self._source.records_of(part)):
                     size += batch.nbytes
-                    if size > _MOST_TIMES * self._local_bytes:
+                    if size > _MOST_TIMES * self._local.bytes:
                         return None
                     batches.append(batch)
         return _InProcess(batches)
@@ -692,25 +707,33 @@ def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
 class TableRecords:
     """Reads the records of one table from a shared read. Used in place of a reader of Kafka.
 
-    ``commits``: True if the table must commit the offsets, even if the read has no records for it.
+    ``session``: returns the table's Spark session. It is called if Spark must read the records. ``commits``:
+    True if the table must commit the offsets, even if the read has no records for it.
     """
 
-    def __init__(self, kept_read: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
+    def __init__(
+        self,
+        kept_read: KeptRead,
+        source: KafkaSource,
+        table: TableId,
+        session: AskSession,
+        *,
+        commits: bool,
+    ) -> None:
         self.commits = commits
+        self._session = session
         self._kept = kept_read
         self._source = source
         self._table = table
 
-    def concern(self, session: AskSession) -> bool:
+    def concern(self) -> bool:
         """Returns True if the read has records for the table. Watermarks do not count.
-
-        ``session``: returns the table's Spark session. It is called if Spark must read the records.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
         """
         with translated_read_errors(self._kept.ranges[0].topic):
-            return self._kept.concerns(self._table, session)
+            return self._kept.concerns(self._table, self._session)
 
     def can_read_here(self) -> bool:
         """Returns True if this process stores the shared records. The first call reads them.
@@ -718,7 +741,7 @@ class TableRecords:
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
         """
-        return self._kept.stored_here() is not None
+        return self._kept.stored_here(self._session) is not None
 
     @property
     def last(self) -> Mapping[int, LastRecord]:
@@ -743,7 +766,7 @@ class TableRecords:
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
         """
-        stored = self._kept.stored_here() if wanted in self._kept.ranges else None
+        stored = self._kept.stored_here(self._session) if wanted in self._kept.ranges else None
         if stored is None:
             return self._source.records_of(wanted)
         return stored.records_of(self._table, wanted.partition)

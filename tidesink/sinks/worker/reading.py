@@ -215,7 +215,8 @@ class TopicReading:
         plan = BatchPlan(planned.ranges, planned.found)
         if planned.kept is None:
             return plan, source
-        return plan, TableRecords(planned.kept, source, self._table, commits=planned.commits)
+        session = self._opened.session
+        return plan, TableRecords(planned.kept, source, self._table, session, commits=planned.commits)
 
     def plan_nothing(self, offsets: TopicOffsets) -> BatchPlan:
         """Return a batch's offset ranges without records.
@@ -259,7 +260,7 @@ class TopicReading:
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
-            if self._context.retry(self._table).call(lambda: reader.concern(self._opened.session)):
+            if self._context.retry(self._table).call(reader.concern):
                 return False
         except RangeTooLargeError:
             return False  # the batch splits its ranges

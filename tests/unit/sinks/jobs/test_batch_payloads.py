@@ -179,7 +179,11 @@ def test_a_target_hears_how_long_the_ranges_are_that_the_table_reads_alone(share
         tuple(OffsetRange("t", number, *part) for number, part in enumerate(ranges)),
         TopicOffsets("t", "", {}),
     )
-    reader: Any = TableRecords(cast("Any", None), cast("Any", None), T, commits=False) if shared else None
+    reader: Any = (
+        TableRecords(cast("Any", None), cast("Any", None), T, cast("Any", None), commits=False)
+        if shared
+        else None
+    )
     services, hold = _services(_Decoding(ID), _Staged()), _hold(table)
     reduction = _reading(Changes(plan, reader), hold, services).reduced(plan, ExitStack())
     assert isinstance(reduction, Reduction)

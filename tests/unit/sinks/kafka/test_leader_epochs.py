@@ -372,7 +372,7 @@ class _Shared(TableRecords):
         self.commits = False
         self._kept = cast("Any", SimpleNamespace(last={0: last}))
 
-    def concern(self, _session: object) -> bool:
+    def concern(self) -> bool:
         return False
 
 

@@ -25,7 +25,7 @@ from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.decode.canal_json import canal_json_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, RecordSize, TopicOffsets
-from tidesink.sinks.runtime.shared_reads import KeptRead, TableRecords
+from tidesink.sinks.runtime.shared_reads import KeptRead, LocalLimits, TableRecords
 from tidesink.sinks.state.progress import LastRecord
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
@@ -172,7 +172,7 @@ def test_a_table_knows_the_last_record_of_a_shared_read_of_whatever_table() -> N
     tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
     source = _Split(rows)
     kept = KeptRead(source, tables, DDL, (OffsetRange("cdc", 2, 0, 9),), FOUND, RecordSize())
-    mine = TableRecords(kept, source, T, commits=True)
+    mine = TableRecords(kept, source, T, _session, commits=True)
     assert mine.last == {}
     kept.stored(_session)
     assert mine.last == {2: LastRecord(7, 6)}
@@ -214,7 +214,7 @@ def _local(
     ranges = (OffsetRange("cdc", 0, 0, 9), OffsetRange("cdc", 2, 0, 9))
     size = RecordSize()
     size.learn(1, 1)
-    return KeptRead(source, tables, ddl, ranges, FOUND, size, local_bytes=most), source, fetched
+    return KeptRead(source, tables, ddl, ranges, FOUND, size, local=LocalLimits(100, most)), source, fetched
 
 
 class _Local(KafkaSource):
@@ -233,9 +233,9 @@ def test_a_small_read_is_stored_in_this_process_and_read_once() -> None:
     met = list[Sequence[TableId]]()
     tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=met.append))
     kept, source, fetched = _local([t, u, NAMELESS, t, NAMELESS, u, x, t], tables=tables)
-    mine, other = (TableRecords(kept, source, table, commits=True) for table in (T, U))
+    mine, other = (TableRecords(kept, source, table, _session, commits=True) for table in (T, U))
     assert mine.can_read_here()
-    assert mine.concern(_session)
+    assert mine.concern()
     assert _read(mine.records_of(kept.ranges[1])) == [2, 0, 3, 4, 7]
     assert _read(other.records_of(kept.ranges[1])) == [2, 1, 4, 5]
     assert _read(mine.records_of(kept.ranges[0])) == []
@@ -251,15 +251,15 @@ def test_a_small_read_is_stored_in_this_process_and_read_once() -> None:
 def test_a_read_without_records_of_a_table_does_not_concern_it() -> None:
     tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
     kept, source, _ = _local([row_bytes({"id": "1"}, table="t")], tables=tables)
-    assert TableRecords(kept, source, T, commits=False).concern(_session)
-    assert not TableRecords(kept, source, U, commits=False).concern(_session)
+    assert TableRecords(kept, source, T, _session, commits=False).concern()
+    assert not TableRecords(kept, source, U, _session, commits=False).concern()
 
 
 def test_a_read_that_is_larger_than_expected_is_left_to_spark() -> None:
     tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
     values = [row_bytes({"id": "1", "name": "x" * 900}, table="t")] * 8
     kept, source, fetched = _local(values, tables=tables, most=500)
-    mine = TableRecords(kept, source, T, commits=True)
+    mine = TableRecords(kept, source, T, _session, commits=True)
     assert not mine.can_read_here()
     kept.stored(_session)
     assert not mine.can_read_here()
