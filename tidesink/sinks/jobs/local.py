@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import pyarrow.compute as pc
 
 from tidesink.sinks.batch.reports import KafkaRead, TaskReports
 from tidesink.sinks.batch.source import LocalReader, frame_of_payloads
+from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.batch.together import last_rows, mixed_keys
 from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults
 from tidesink.sinks.laws.counts import BatchSummary
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import RangeTask
 
 _PAYLOADS = ("payload", "error")
+# The maximum size of a batch that this process decodes, beside those of seven other tables.
+MOST_LOCAL_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ class LocalResults:
 class LocalExecutor:
     """Runs the tasks of a batch in the calling thread, one input after the other.
 
-    Spark runs a batch that needs it: one with a row filter, and one whose reader needs Spark.
+    Spark runs a batch that needs it: one with a row filter, one whose reader needs Spark, and one that turns
+    out to be too large for this process.
 
     ``spark``: returns the executor of the table's Spark session, which may have to start first.
     """
@@ -133,12 +139,12 @@ class LocalExecutor:
     def run(self, task: RangeTask, reader: RecordReader, *, checkpoint: bool) -> TaskResults:
         """Run a task on its ranges and return the results."""
         if task.plan.row_filter is None and isinstance(reader, LocalReader) and reader.can_read_here():
-            return self._run(task, reader)
+            with suppress(RangeTooLargeError), raised_local_errors(), local_attempt():
+                return self._run(_as_in_a_new_process(task), reader)
         return self.spark().run(task, reader, checkpoint=checkpoint)
 
     def _run(self, task: RangeTask, reader: LocalReader) -> LocalResults:
-        with raised_local_errors(), local_attempt():
-            packed = [batch for part in task.ranges for batch in task.packed(part, reader.records_of(part))]
+        packed = _packed(task, reader)
         heads = (batch.drop_columns("payload") for batch in packed)
         reports = TaskReports([head for batch in heads for head in batch.to_pylist()])
         reports.raise_error()
@@ -151,6 +157,34 @@ class LocalExecutor:
 
     def _session(self) -> SparkSession:
         return self.spark().session()
+
+
+def _as_in_a_new_process(task: RangeTask) -> RangeTask:
+    """Returns the task with a decoder that has no caches, as Spark's tasks have, and with a smaller limit.
+
+    The table's own decoder lives as long as its plan. Its caches would grow with each of hundreds of tables.
+    """
+    plan = replace(task.plan, decoder=copy(task.plan.decoder))
+    return replace(task, plan=plan, most_bytes=min(task.most_bytes, MOST_LOCAL_BYTES))
+
+
+def _packed(task: RangeTask, reader: LocalReader) -> list[pa.RecordBatch]:
+    """Returns the result rows of a task. They end with the first input that has an error.
+
+    Raises:
+        RangeTooLargeError: The inputs together are larger than a task may be in this process.
+    """
+    packed, size = list[pa.RecordBatch](), 0
+    for part in task.ranges:
+        for batch in task.packed(part, reader.records_of(part)):
+            packed.append(batch)
+            size += batch.nbytes
+            if size > task.most_bytes:
+                raise RangeTooLargeError.of(part, task.most_bytes)
+            if batch.column("error").null_count < batch.num_rows:
+                # With a broker that does not answer, each further input would wait as long as this one.
+                return packed
+    return packed
 
 
 def _reduced_together(results: LocalResults) -> LocalResults:

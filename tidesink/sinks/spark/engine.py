@@ -1,6 +1,6 @@
 """Spark of a worker: its JVM starts when something needs it for the first time.
 
-A worker whose targets are databases, Kafka or HTTP, and whose batches are small, never starts it.
+A worker whose targets are databases or Kafka, and whose batches are small, never starts it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tidesink.errors import ConfigError, TidesinkError, TransientTargetError
 from tidesink.sinks.spark.session import cancel_jobs, check_jvm, close_connection
 
 if TYPE_CHECKING:
@@ -62,13 +63,26 @@ class SparkEngine:
 
         Raises:
             ConfigError: Spark cannot be started with the settings of the config.
-            DevStackError: Java or Spark's connectors are not available.
+            TransientTargetError: Spark did not start. The next call tries again.
         """
         with self._lock:
             if self._session is None:
-                self._session = self._started.enter_context(self._start())
+                self._session = self._started_session()
         self._tag(self._session)
         return self._session
+
+    def _started_session(self) -> SparkSession:
+        try:
+            return self._started.enter_context(self._start())
+        except ConfigError:
+            raise
+        except Exception as exc:
+            # A table that needs Spark is tried again later, as for other faults that may pass.
+            reason = exc.message if isinstance(exc, TidesinkError) else type(exc).__name__
+            raise TransientTargetError(
+                f"Spark did not start: {reason}. Check that Java, memory and disk space are available. "
+                "Tables with small batches go on meanwhile."
+            ) from exc
 
     def new_session(self) -> SparkSession:
         """Returns a new Spark session with settings and temporary views of its own (``session``)."""

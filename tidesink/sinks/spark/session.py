@@ -151,6 +151,15 @@ def session_of(
             stop_session(session)
 
 
+def check_spark_settings(config: Config) -> None:
+    """Check the Spark settings of a pipeline's config without starting Spark.
+
+    Raises:
+        ConfigError: The config changes a setting that changes how values are read or written.
+    """
+    session_settings(master=config.spark.master, conf=config.spark.conf_values())
+
+
 def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
     """Returns the Spark settings of all configs together.
 

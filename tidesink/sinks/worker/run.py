@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -52,7 +52,7 @@ from tidesink.sinks.runtime.observers import (
 )
 from tidesink.sinks.runtime.shared_reads import Topics
 from tidesink.sinks.spark.engine import SparkEngine, threads_tagged
-from tidesink.sinks.spark.session import session_of, tasks_of
+from tidesink.sinks.spark.session import check_spark_settings, session_of, tasks_of
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
@@ -574,6 +574,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             partial(_spark, config, Listeners(listeners)), tasks=tasks_of(config.spark.master)
         )
         closing.callback(spark.close)
+        check_spark_settings(config)
         closing.callback(close_idle_consumers)
         failures = Failures()
         heartbeat = Heartbeat(store, config.pipeline, failures=failures)
@@ -598,12 +599,18 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         )
 
 
-def _spark(config: Config, listeners: Listeners) -> AbstractContextManager[SparkSession]:
-    return session_of(
+@contextmanager
+def _spark(config: Config, listeners: Listeners) -> Iterator[SparkSession]:
+    """Start Spark, and stop it at the end. PySpark's own handlers of signals are not kept."""
+    opening = session_of(
         config,
         modules=_SNAPSHOT_MODULES if config.source.database is not None else (),
         progress=lambda what: listeners.hear(Waiting(what)),
     )
+    with ExitStack() as closing:
+        with signals_kept():
+            session = closing.enter_context(opening)
+        yield session
 
 
 def _registry(config: Config, closing: ExitStack, stop: StopFlag) -> SchemaRegistry | None:

@@ -113,7 +113,11 @@ class BatchRunner:
 
     def _choice(self, job: Job | ReadingJob) -> Choice:
         size = BatchSize(job.plan.records, self.reading.size.estimate)
-        needs_spark = None if isinstance(job, Changes) else "Spark tasks read the source database"
+        needs_spark = None
+        if not isinstance(job, Changes):
+            needs_spark = "Spark tasks read the source database"
+        elif self.opened.settings.filter is not None:
+            needs_spark = "Spark evaluates the table's filter"
         return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
     def take(self, outcome: BatchOutcome) -> None:
@@ -441,9 +445,12 @@ class TableTask:
     def is_large(self) -> bool:
         """True if the table's next batch is too large for the worker's own process, or reads a snapshot."""
         batch, progress = self._context.config.batch, self.opened.progress
-        if batch.executor == "spark" or (progress is not None and self._snapshot.is_under_way(progress)):
+        if batch.executor == "spark" or self.opened.settings.filter is not None:
             return True
-        return batch.executor == "auto" and self.reading.lag > batch.local_records
+        if progress is None:  # until the table is open, all records of its topic count as lag
+            return self.opened.settings.snapshot == "initial" and not self._counters.batch
+        too_many = batch.executor == "auto" and self.reading.lag > batch.local_records
+        return too_many or self._snapshot.is_under_way(progress)
 
     @property
     def has_ddl(self) -> bool:

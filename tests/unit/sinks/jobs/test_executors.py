@@ -190,6 +190,7 @@ def test_a_range_whose_rows_cannot_be_staged_is_read_again_without_the_sink(exec
     results.release()
 
 
+@pytest.mark.parametrize("executor", [pytest.param("spark", marks=pytest.mark.spark)], indirect=True)
 def test_a_range_that_is_too_large_is_named(executor: Executor) -> None:
     topic = _topic()
     with pytest.raises(RangeTooLargeError, match=r"^t\[0\].* of one partition"):
@@ -348,3 +349,43 @@ def test_each_try_in_this_process_has_an_attempt_of_its_own() -> None:
     assert len(set(attempts)) == len(attempts) == 2
     assert max(attempts) < 0
     assert task_attempt() == (0, 0)
+
+
+class _Recorder:
+    """Takes the batches that are too large for this process, in place of Spark."""
+
+    def __init__(self) -> None:
+        self.tasks = list[RangeTask]()
+
+    def run(self, task: RangeTask, reader: object, *, checkpoint: bool) -> Any:  # noqa: ARG002
+        self.tasks.append(task)
+
+
+def test_a_batch_that_is_too_large_for_this_process_goes_to_spark() -> None:
+    topic, spark = _topic(), _Recorder()
+    task = replace(_task(topic), most_bytes=1)
+    LocalExecutor(lambda: cast("Any", spark)).run(task, _reader(topic), checkpoint=False)
+    assert spark.tasks == [task]
+
+
+def test_the_first_range_that_fails_ends_the_reading() -> None:
+    """With a broker that does not answer, each range waits for a minute."""
+    read = list[int]()
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        read.append(wanted.partition)
+        raise SourceUnavailableError("no broker answers")
+        yield
+
+    with pytest.raises(SourceUnavailableError):
+        LocalExecutor(_no_spark).run(_task(_topic(), partitions=3), KafkaSource(fetch), checkpoint=False)
+    assert read == [0]
+
+
+def test_the_table_s_own_decoder_fills_no_caches() -> None:
+    """It lives as long as the table's plan, and a worker has hundreds of tables."""
+    topic = _topic()
+    task = _task(topic)
+    before = {*task.plan.decoder.__dict__}
+    LocalExecutor(_no_spark).run(task, _reader(topic), checkpoint=False).release()
+    assert {*task.plan.decoder.__dict__} == before

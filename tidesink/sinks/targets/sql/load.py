@@ -108,14 +108,19 @@ _KEPT: Final = _Kept()
 
 @contextmanager
 def kept_connection(
-    endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
+    endpoint: Endpoint,
+    connect: Callable[[Endpoint], Any],
+    alive: Callable[[Any], bool],
+    *,
+    trusted: float = TRUSTED_SECONDS,
 ) -> Iterator[Any]:
     """Yield a connection for a task. It is reused by later tasks that run in the same Python process.
 
-    If the block raises, the connection is closed, which rolls back its transaction.
+    If the block raises, the connection is closed, which rolls back its transaction. ``trusted``: a connection
+    that was idle for less than this number of seconds is not asked whether it still answers.
     """
     idle = _KEPT.take(endpoint)
-    while idle is not None and not (idle[1] < TRUSTED_SECONDS or alive(idle[0])):
+    while idle is not None and not (idle[1] < trusted or alive(idle[0])):
         idle = _KEPT.take(endpoint)
     connection = _connected(endpoint, connect) if idle is None else idle[0]
     try:

@@ -33,9 +33,11 @@ class _Database:
         self.opened.append(_Connection())
         return self.opened[-1]
 
-    def use(self, stack: ExitStack) -> _Connection:
+    def use(self, stack: ExitStack, *, trusted: float = 60.0) -> _Connection:
         """A connection until the stack is closed."""
-        kept = kept_connection(self.endpoint, self.connect, lambda connection: connection.is_alive)
+        kept = kept_connection(
+            self.endpoint, self.connect, lambda connection: connection.is_alive, trusted=trusted
+        )
         connection = stack.enter_context(kept)
         assert isinstance(connection, _Connection)
         return connection
@@ -77,7 +79,9 @@ def test_a_connection_of_a_failed_task_and_a_dead_one_are_not_used_again(databas
     with ExitStack() as task:
         database.use(task).is_alive = False
     with ExitStack() as task:
-        assert database.use(task) is database.opened[2]
+        assert database.use(task) is database.opened[1]  # it was used a moment ago
+    with ExitStack() as task:
+        assert database.use(task, trusted=0.0) is database.opened[2]
 
 
 def test_few_connections_are_kept_and_closed_in_the_end(database: _Database) -> None:
