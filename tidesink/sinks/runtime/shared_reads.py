@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
@@ -515,26 +515,38 @@ class _InProcess:
 
     def over(self, session: SparkSession, table: TableId, work: StoredRanges, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on the records that name this table or none."""
-        rows = pa.Table.from_batches(self._mine(table), _PAYLOAD_ROWS)
+        partitions = sorted({partition for _, partition in self._places})
+        mine = [rows for partition in partitions for rows in self._mine(table, partition)]
+        rows = pa.Table.from_batches(mine, _PAYLOAD_ROWS)
         # The payloads of a range must stay together.
         frame = session.createDataFrame(rows, _PAYLOADS_DDL).coalesce(1)
         return frame.mapInArrow(Reporting(work), ddl)
 
     def records_of(self, table: TableId, partition: int) -> Iterator[pa.RecordBatch]:
         """Yields the records of a partition that name this table or no table."""
-        for rows in self._mine(table):
-            yield from records_in(rows.filter(pc.equal(rows.column("partition"), partition)))
+        for rows in self._mine(table, partition):
+            yield from records_in(rows)
 
     def release(self) -> None:
         """Do nothing: the memory is freed when no table uses the records."""
 
-    def _mine(self, table: TableId) -> list[pa.RecordBatch]:
-        named = pa.scalar(full_name(table))
-        masks = (pc.fill_null(pc.equal(batch.column("named"), named), True) for batch in self.batches)
-        return [
-            batch.filter(mask).select(list(_PAYLOADS))
-            for batch, mask in zip(self.batches, masks, strict=True)
-        ]
+    def _mine(self, table: TableId, partition: int) -> Iterator[pa.RecordBatch]:
+        """Yields the payloads of a partition whose records name this table or none, in their order."""
+        names = (full_name(table), None)
+        found = sorted(number for name in names for number in self._places.get((name, partition), ()))
+        return (self.batches[number].select(list(_PAYLOADS)) for number in found)
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str | None, int], Sequence[int]]:
+        """The numbers of the batches by the table that their records name, and by partition.
+
+        A batch has one row (``SplitByTable``).
+        """
+        places = dict[tuple[str | None, int], list[int]]()
+        for number, batch in enumerate(self.batches):
+            (name,), (partition,) = batch.column("named").to_pylist(), batch.column("partition").to_pylist()
+            places.setdefault((name, partition), []).append(number)
+        return places
 
 
 _Stored = _InSpark | _InProcess
