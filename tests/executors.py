@@ -32,7 +32,6 @@ ON_BOTH: Final = {
         "targets_codecs",
         "targets_modes",
         "targets_names_apart",
-        "targets_sql_reads",
         "unknown_commits",
     },
     "e2e": {

@@ -1,4 +1,7 @@
-"""Rows that the tasks which reduce them bring to a database, before their batch is decided on."""
+"""Rows that the tasks which reduce them bring to a database, before their batch is decided on.
+
+The tasks are Spark's: in Postgres, the transaction that merges rows of the worker's process loads them, too.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def orders() -> Changefeed:
 
 
 def opened(sql: Bed, spark: SparkSession, folder: Path, feed: Changefeed) -> CodedTable:
-    config = config_of(feed)
+    config = config_of(feed, executor="spark")
     return open_table(sql, spark, folder, feed=feed, messages=placed(feed.records), config=config)
 
 
@@ -79,7 +82,7 @@ def test_metadata_columns_and_marks_of_deleted_rows_are_brought_too(
     feed.put(3, "three", None)
     feed.delete(3)
     feed.put(2, "zwei", 2)
-    config = config_of(feed, deletes="soft", metadata={"op": "_op", "offset": "_offset"})
+    config = config_of(feed, executor="spark", deletes="soft", metadata={"op": "_op", "offset": "_offset"})
     table = open_table(noted, spark, tmp_path, feed=feed, messages=placed(feed.records), config=config)
     with table.table_task() as table_task:
         table.take(table_task, 3)
@@ -118,7 +121,9 @@ def test_what_is_staged_before_a_bad_record_is_read_again_up_to_it(
     feed.put(4, "four", 40)
     messages = placed(feed.records)
     messages[-1] = replace(messages[-1], value=b"{no json")
-    table = open_table(noted, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+    table = open_table(
+        noted, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed, executor="spark")
+    )
     del feed.rows[(4,)]
     with table.table_task() as table_task:
         table.offer(table_task, len(messages))
@@ -171,7 +176,9 @@ def test_rows_behind_the_record_that_a_table_pauses_before_are_not_left_there(
     feed.put(4, "four", 40)
     messages = placed(feed.records)
     messages[3] = replace(messages[3], value=b"{no json")
-    table = open_table(sql, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+    table = open_table(
+        sql, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed, executor="spark")
+    )
     with table.table_task() as table_task:
         table.take(table_task, 3)
         table.offer(table_task, 5)
