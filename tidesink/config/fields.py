@@ -240,6 +240,8 @@ Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Fi
 Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
 MaybeListed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
 Count = Annotated[int, BeforeValidator(_counted)]
+# The limits belong to the integer: pydantic leaves those of an optional ``Count`` out of the JSON schema.
+TableCount = Annotated[int, Field(ge=1, le=MOST_TABLES), BeforeValidator(_counted)]
 
 
 def _null_word(value: Any) -> Any:

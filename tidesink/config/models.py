@@ -21,7 +21,6 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.fields import (
     MOST_BYTES,
     MOST_RECORDS,
-    MOST_TABLES,
     ByteSize,
     Count,
     Duration,
@@ -38,6 +37,7 @@ from tidesink.config.fields import (
     Start,
     StartOrOffsets,
     StatePlace,
+    TableCount,
     TableMode,
     TableName,
     TablePattern,
@@ -433,7 +433,7 @@ class BatchSettings(Model):
     local_bytes: ByteSize = Field(default=32 * 2**20, ge=1, le=MOST_BYTES)
     """With `executor: auto`: maximum size of a batch that the worker's own process reads: the bytes of its
     decoded rows, estimated from earlier batches."""
-    max_tables: Count | None = Field(default=None, ge=1, le=MOST_TABLES)
+    max_tables: TableCount | None = None
     """Maximum number of tables that are processed at once. Without it, the worker processes eight tables at
     once, at most two of them with batches that are too large for its own process."""
     poll_interval: PositiveDuration = 1.0
