@@ -20,7 +20,7 @@ from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import ApplyHooks, Claim
 from tidesink.sinks.targets.sql.dialect import Connections
-from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS
+from tidesink.sinks.targets.sql.idle import TRUSTED_SECONDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.sql.columns import SqlLimits
 from tidesink.sinks.targets.sql.faults import Fault
-from tidesink.sinks.targets.sql.load import TRUSTED_SECONDS, Load, Read, close_kept
+from tidesink.sinks.targets.sql.idle import IdleConnections, discard
+from tidesink.sinks.targets.sql.load import Load, Read, close_kept
 from tidesink.sinks.targets.sql.location import Endpoint, Place
 from tidesink.typemap.render_sql import Database
 
@@ -429,18 +429,13 @@ class Dialect:
     temporary: TemporaryStaging | None = None
 
 
-_KEPT: Final = 8
-
-
 class Connections:
     """A target's pool of connections, usable from many threads."""
 
     def __init__(self, dialect: Dialect, endpoint: Endpoint) -> None:
         self.dialect = dialect
         self.endpoint = endpoint
-        # Each idle connection with the time since which it is idle.
-        self._idle: list[tuple[Any, float]] = []
-        self._lock = threading.Lock()
+        self._idle = IdleConnections()
         self._places: dict[str, Place] = {}
 
     def add_place(self, place: Place) -> None:
@@ -468,9 +463,9 @@ class Connections:
             with self.translated(table, committing=writes):
                 connection.commit() if writes else connection.rollback()
         except BaseException:
-            self._undo(connection)
+            discard(connection)  # works in any state of the transaction
             raise
-        self._put_back(connection)
+        self._idle.give_back(connection)
 
     @contextmanager
     def kept_awake(self, cursor: Any) -> Iterator[None]:
@@ -525,27 +520,17 @@ class Connections:
                 with connection.cursor() as cursor:
                     return self.dialect.driver.missing_grants(cursor, place, changes=True)
             finally:
-                self._discard(connection)
+                discard(connection)
         return []
 
     def close(self) -> None:
         """Close the pool's idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection, _ in idle:
-            self._discard(connection)
+        self._idle.close()
 
     def _borrowed(self) -> Any:
-        while True:
-            with self._lock:
-                connection, since = self._idle.pop() if self._idle else (None, 0.0)
-            if connection is None:
-                return self._connected()
-            if time.monotonic() - since < TRUSTED_SECONDS or self.dialect.driver.alive(connection):
-                return connection
-            self._discard(connection)
-
-    def _connected(self) -> Any:
+        connection = self._idle.take(self.dialect.driver.alive)
+        if connection is not None:
+            return connection
         try:
             return self.dialect.driver.connect(self.endpoint)
         except BaseException:
@@ -553,19 +538,3 @@ class Connections:
             self.close()
             close_kept()
             raise
-
-    def _put_back(self, connection: Any) -> None:
-        with self._lock:
-            if len(self._idle) < _KEPT:
-                self._idle.append((connection, time.monotonic()))
-                return
-        self._discard(connection)
-
-    def _undo(self, connection: Any) -> None:
-        """Roll back by closing the connection, which works in any state of the transaction."""
-        self._discard(connection)
-
-    def _discard(self, connection: Any) -> None:
-        # The connection may be lost already; then there is nothing to close.
-        with suppress(*self.dialect.driver.errors, OSError):
-            connection.close()

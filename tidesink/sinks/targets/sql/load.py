@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import binascii
 import pickle
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -30,6 +28,7 @@ from tidesink.sinks.spark.frames import SparkRows
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, StagedPart
 from tidesink.sinks.targets.sql.faults import Fault
+from tidesink.sinks.targets.sql.idle import TRUSTED_SECONDS, IdleConnections, discard
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import TargetColumn, TargetSchema
@@ -61,49 +60,9 @@ STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 # Runs a query and yields its rows in chunks.
 Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
-# The maximum number of idle connections to one database. A process of Spark runs one task at a time, but a
-# worker runs tasks of several tables.
-_MOST_KEPT: Final = 8
-# A connection that was idle for less than this time is not asked whether it still answers. If it does not,
-# the batch is tried again.
-TRUSTED_SECONDS: Final = 1.0
-
-
-class _Kept:
-    """The idle connections of this process's tasks. It is used by several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[Endpoint, list[tuple[Any, float]]] = {}
-
-    def take(self, endpoint: Endpoint) -> tuple[Any, float] | None:
-        """Return the connection that was used last, with the seconds since then, and remove it; None if there
-        is none.
-        """
-        with self._lock:
-            idle = self._idle.get(endpoint)
-            if not idle:
-                return None
-            connection, since = idle.pop()
-        return connection, time.monotonic() - since
-
-    def give_back(self, endpoint: Endpoint, connection: Any) -> bool:
-        """Keep a connection for another task. Returns False if there are enough idle connections."""
-        with self._lock:
-            idle = self._idle.setdefault(endpoint, [])
-            if len(idle) >= _MOST_KEPT:
-                return False
-            idle.append((connection, time.monotonic()))
-        return True
-
-    def take_all(self) -> list[Any]:
-        """Return all idle connections, and remove them."""
-        with self._lock:
-            idle, self._idle = self._idle, {}
-        return [connection for connections in idle.values() for connection, _ in connections]
-
-
-_KEPT: Final = _Kept()
+# The idle connections of this process's tasks. A process of Spark runs one task at a time, but a worker runs
+# tasks of several tables.
+_KEPT: Final = dict[Endpoint, IdleConnections]()
 
 
 @contextmanager
@@ -119,17 +78,16 @@ def kept_connection(
     If the block raises, the connection is closed, which rolls back its transaction. ``trusted``: a connection
     that was idle for less than this number of seconds is not asked whether it still answers.
     """
-    idle = _KEPT.take(endpoint)
-    while idle is not None and not (idle[1] < trusted or alive(idle[0])):
-        idle = _KEPT.take(endpoint)
-    connection = _connected(endpoint, connect) if idle is None else idle[0]
+    idle = _KEPT.setdefault(endpoint, IdleConnections())
+    connection = idle.take(alive, trusted=trusted)
+    if connection is None:
+        connection = _connected(endpoint, connect)
     try:
         yield connection
     except BaseException:
-        connection.close()
+        discard(connection)
         raise
-    if not _KEPT.give_back(endpoint, connection):
-        connection.close()
+    idle.give_back(connection)
 
 
 def _connected(endpoint: Endpoint, connect: Callable[[Endpoint], Any]) -> Any:
@@ -142,9 +100,8 @@ def _connected(endpoint: Endpoint, connect: Callable[[Endpoint], Any]) -> Any:
 
 def close_kept() -> None:
     """Close the idle connections of this process's tasks, because no more tasks run."""
-    for connection in _KEPT.take_all():
-        with suppress(Exception):  # it may be lost already
-            connection.close()
+    for idle in [*_KEPT.values()]:
+        idle.close()
 
 
 class Failure(NamedTuple):
