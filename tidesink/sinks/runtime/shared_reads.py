@@ -56,6 +56,7 @@ from tidesink.sinks.kafka.offsets import (
     sample_size,
     up_to,
 )
+from tidesink.sinks.laws.executors import BatchSize, LocalLimits
 from tidesink.sinks.schema_changes.connector_topic import SchemaChangeTopic
 from tidesink.sinks.spark.engine import SparkEngine
 from tidesink.sinks.spark.errors import Reporting, raised_local_errors
@@ -66,32 +67,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.models import BatchSettings
-
-
-class LocalLimits(NamedTuple):
-    """The largest shared read that this process reads and stores. Spark reads and stores larger ones.
-
-    ``records``: its number of records. ``bytes``: its expected size in bytes.
-    """
-
-    records: int = 0
-    bytes: int = 0
-
-    @classmethod
-    def of(cls, settings: BatchSettings) -> LocalLimits:
-        """Returns the limits within which the batches of a config run in this process."""
-        if settings.executor == "spark":
-            return cls()
-        if settings.executor == "local":
-            return cls(settings.max_records, settings.max_bytes)
-        return cls(settings.local_records, settings.local_bytes)
 
 
 class Sharing(NamedTuple):
     """How shared reads are committed and stored.
 
     ``interval``: the seconds between two shared reads whose offsets all tables commit (``TopicReads``).
+    ``local``: the largest read that this process stores.
     """
 
     interval: float = 0.0
@@ -590,8 +572,8 @@ class KeptRead:
         self._size = size
         self._local = local
         # False once the records turned out to be too large.
-        records = sum(part.records for part in ranges)
-        self.is_local = 0 < records <= local.records and records * size.estimate <= local.bytes
+        batch = BatchSize(sum(part.records for part in ranges), size.estimate)
+        self.is_local = batch.records > 0 and local.hold(batch)
         self._lock = threading.Lock()
         self._stored: _Stored | None = None
         # The tables that records name, and True if a record that is not a watermark names no table.

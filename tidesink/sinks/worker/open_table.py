@@ -77,7 +77,7 @@ class OpenTable:
         self.pauses = pauses
 
     def session(self) -> SparkSession:
-        """Returns the Spark session of the table's batches. Starts Spark if it does not run."""
+        """Return the Spark session of the table's batches. Starts Spark if it does not run."""
         spark = self._context.spark.session()
         if self._session is None:
             self._session = spark.newSession()

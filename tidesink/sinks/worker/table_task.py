@@ -28,7 +28,6 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.jobs.base import BatchOutcome, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
-from tidesink.sinks.jobs.choice import BatchSize, Choice, choose
 from tidesink.sinks.jobs.executor import SparkExecutor
 from tidesink.sinks.jobs.local import LocalExecutor
 from tidesink.sinks.jobs.run import applied_event, run_batch
@@ -37,6 +36,7 @@ from tidesink.sinks.kafka.offsets import (
     is_other_topic,
     topic_deleted,
 )
+from tidesink.sinks.laws.executors import BatchSize, Choice, choose
 from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
@@ -106,18 +106,19 @@ class BatchRunner:
         """Return the parts of the worker that a batch uses."""
         opened = self.opened
         assert opened.decoding is not None  # noqa: S101  (opened before)
-        spark = SparkExecutor(opened.session)
-        local = self._choice(job).executor == "local"
-        executor = LocalExecutor(lambda: spark) if local else spark
+        spark, choice = SparkExecutor(opened.session), self.choice(job.plan.records, job)
+        _log.debug("executor", table=str(opened.table), executor=choice.executor, reason=choice.reason)
+        executor = LocalExecutor(lambda: spark) if choice.executor == "local" else spark
         return Services(self.context, opened.decoding, opened.settings, executor)
 
-    def _choice(self, job: Job | ReadingJob) -> Choice:
-        size = BatchSize(job.plan.records, self.reading.size.estimate)
+    def choice(self, records: int, job: Job | ReadingJob | None = None) -> Choice:
+        """Return the executor of a batch. ``job``: None for changes that are not planned yet."""
         needs_spark = None
-        if not isinstance(job, Changes):
+        if job is not None and not isinstance(job, Changes):
             needs_spark = "Spark tasks read the source database"
         elif self.opened.settings.filter is not None:
             needs_spark = "Spark evaluates the table's filter"
+        size = BatchSize(records, self.reading.size.estimate)
         return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
     def take(self, outcome: BatchOutcome) -> None:
@@ -444,13 +445,12 @@ class TableTask:
     @property
     def is_large(self) -> bool:
         """True if the table's next batch is too large for the worker's own process, or reads a snapshot."""
-        batch, progress = self._context.config.batch, self.opened.progress
-        if batch.executor == "spark" or self.opened.settings.filter is not None:
-            return True
-        if progress is None:  # until the table is open, all records of its topic count as lag
-            return self.opened.settings.snapshot == "initial" and not self._counters.batch
-        too_many = batch.executor == "auto" and self.reading.lag > batch.local_records
-        return too_many or self._snapshot.is_under_way(progress)
+        progress = self.opened.progress
+        if progress is None:  # all records of its topic count as lag until the table is open
+            records, loads = 0, self.opened.settings.snapshot == "initial" and not self._counters.batch
+        else:
+            records, loads = self.reading.lag, self._snapshot.is_under_way(progress)
+        return loads or self.runner.choice(records).executor == "spark"
 
     @property
     def has_ddl(self) -> bool:

@@ -25,7 +25,8 @@ from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.decode.canal_json import canal_json_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, RecordSize, TopicOffsets
-from tidesink.sinks.runtime.shared_reads import KeptRead, LocalLimits, TableRecords
+from tidesink.sinks.laws.executors import LocalLimits
+from tidesink.sinks.runtime.shared_reads import KeptRead, TableRecords
 from tidesink.sinks.state.progress import LastRecord
 
 RANGES = (OffsetRange("t", 0, 0, 9),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.config.models import BatchSettings
-from tidesink.sinks.jobs.choice import BatchSize, choose
+from tidesink.sinks.laws.executors import BatchSize, choose
 
 AUTO = BatchSettings.model_validate({"local-records": 100, "local-bytes": 1_000})
 

@@ -1,4 +1,4 @@
-"""Chooses the executor of a batch's tasks: a Spark job, or this process."""
+"""The rule by which a batch's tasks run in the worker's process or in a Spark job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ExecutorName = Literal["local", "spark"]
 
 
 class Choice(NamedTuple):
-    """An executor, and the reason why it was chosen as a text for ``tidesink status``."""
+    """An executor, and the reason why it was chosen as a text for the log."""
 
     executor: ExecutorName
     reason: str
@@ -33,6 +33,29 @@ class BatchSize(NamedTuple):
         return self.records * self.record_bytes
 
 
+class LocalLimits(NamedTuple):
+    """The largest batch that the worker's process reads. Spark reads larger ones.
+
+    ``records``: its number of records. ``bytes``: its expected size in bytes.
+    """
+
+    records: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, settings: BatchSettings) -> LocalLimits:
+        """Returns the limits of a config."""
+        if settings.executor == "spark":
+            return cls()
+        if settings.executor == "local":
+            return cls(settings.max_records, settings.max_bytes)
+        return cls(settings.local_records, settings.local_bytes)
+
+    def hold(self, size: BatchSize) -> bool:
+        """Returns True if a batch of this size is within the limits."""
+        return size.records <= self.records and size.bytes <= self.bytes
+
+
 def choose(settings: BatchSettings, size: BatchSize, *, needs_spark: str | None = None) -> Choice:
     """Returns the executor for a batch.
 
@@ -44,8 +67,6 @@ def choose(settings: BatchSettings, size: BatchSize, *, needs_spark: str | None 
         return Choice("spark", needs_spark)
     if settings.executor != "auto":
         return Choice(settings.executor, f"batch.executor is {settings.executor}")
-    if size.records > settings.local_records:
-        return Choice("spark", f"more than {settings.local_records:,} records (batch.local-records)")
-    if size.bytes > settings.local_bytes:
-        return Choice("spark", "more bytes than batch.local-bytes")
-    return Choice("local", "a small batch")
+    if LocalLimits.of(settings).hold(size):
+        return Choice("local", "a small batch")
+    return Choice("spark", "the batch is above batch.local-records or batch.local-bytes")
