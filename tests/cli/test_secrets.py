@@ -505,7 +505,7 @@ def _working(config: Path) -> Iterator[Callable[[str], str]]:
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert code == 0, lines
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines), lines
-    assert lines[-1]["ending"] == "stopped"
+    assert lines[-1].get("ending") == "stopped", "\n".join(map(str, lines[-8:]))
 
 
 @FULL

@@ -108,6 +108,8 @@ _FILE_OPTION: Final = "--properties-file"
 # Settings whose values Spark hides in its UI and its event log. The first pattern is Spark's own default.
 _REDACTED: Final = "spark.redaction.regex"
 _USUALLY_REDACTED: Final = "(?i)secret|password|token|access[.]?key"
+# Maximum number of seconds that a stop waits for Python workers that are just starting.
+_FIRST_WORKERS_SECONDS: Final = 5.0
 # Settings of catalogs, which targets set in the sessions of tables.
 _CATALOGS: Final = r"^spark\.sql\.catalog\."
 _HADOOP: Final = "spark.hadoop."
@@ -142,11 +144,15 @@ def session_of(
         targets=types,
         progress=progress,
     )
+    first: threading.Thread | None = None
     if modules is not None and not was_there and _is_one_jvm(config.spark.master):
-        _start_python_workers(session, modules)
+        first = _start_python_workers(session, modules)
     try:
         yield session
     finally:
+        if first is not None:
+            # Spark logs errors for a job that runs when it stops.
+            first.join(_FIRST_WORKERS_SECONDS)
         if not was_there:
             stop_session(session)
 
@@ -731,8 +737,8 @@ if __name__ == "__main__":
     _run_and_keep(Path(sys.argv[1]))
 
 
-def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> None:
-    """Make Spark start one Python worker per core, in the background.
+def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> threading.Thread:
+    """Make Spark start one Python worker per core, in the background. Returns the thread that waits for them.
 
     The process that forks the workers takes 2 s to start, which is most of a first batch's time. So it starts
     while topics are looked up. If it fails to start, the first batch fails.
@@ -748,7 +754,9 @@ def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> None:
         finally:
             close_connection(spark)
 
-    threading.Thread(target=run, name="first Python workers", daemon=True).start()
+    thread = threading.Thread(target=run, name="first Python workers", daemon=True)
+    thread.start()
+    return thread
 
 
 @dataclass(frozen=True)
