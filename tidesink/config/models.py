@@ -434,7 +434,7 @@ class BatchSettings(Model):
     """With `executor: auto`: maximum size of a batch that the worker's own process reads: the bytes of its
     decoded rows, estimated from earlier batches."""
     max_tables: TableCount | None = None
-    """Maximum number of tables that are processed at once. Without it, the worker processes eight tables at
+    """Maximum number of tables that are processed at once. Without it, the worker processes four tables at
     once, at most two of them with batches that are too large for its own process."""
     poll_interval: PositiveDuration = 1.0
     """Interval at which an idle worker looks for new records."""

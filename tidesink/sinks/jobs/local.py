@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import RangeTask
 
 _PAYLOADS = ("payload", "error")
-# The maximum size of a batch that this process decodes, beside those of seven other tables.
+# The maximum size of a batch that this process decodes, beside those of three other tables.
 MOST_LOCAL_BYTES: Final = 128 << 20
 
 

@@ -53,8 +53,9 @@ FETCH_SETTINGS: Final[Mapping[str, Any]] = {
     # read.
     "fetch.message.max.bytes": 256 << 10,
     # The records of a range exist, so there is nothing to wait for. A request that waits at the end of the
-    # consumer's last range also delays its next range. With 0, such requests would be repeated without pause.
-    "fetch.wait.max.ms": 1,
+    # consumer's last range also delays its next range. With less, a consumer that has read its range would
+    # repeat such requests while the records are decoded.
+    "fetch.wait.max.ms": 10,
     # Ranges are planned for existing topics, so waiting half a minute for a topic is useless.
     "topic.metadata.propagation.max.ms": 5_000,
 }
