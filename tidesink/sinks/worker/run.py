@@ -71,8 +71,8 @@ _log = structlog.get_logger("tidesink.worker")
 # Seconds that a worker waits for running batches after a stop, before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
-# Maximum number of tables that are processed at once, unless ``batch.max-tables`` is set. More threads compete
-# for the interpreter's lock (docs/adr/0038).
+# Maximum number of tables that are processed at once, unless ``batch.max-tables`` is set. More threads would
+# compete for the interpreter's lock (docs/adr/0038).
 _AT_ONCE: Final = 4
 # How many of them may have large batches. More would not be faster: one keeps all cores busy.
 _LARGE_AT_ONCE: Final = 2
