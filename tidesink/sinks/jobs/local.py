@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _PAYLOADS = ("payload", "error")
 # The maximum size of a batch that this process decodes, beside those of three other tables.
 MOST_LOCAL_BYTES: Final = 128 << 20
+# Maximum number of seconds that a batch waits for the turn of another one.
+_LONGEST_TURN: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -175,16 +178,55 @@ def _packed(task: RangeTask, reader: LocalReader) -> list[pa.RecordBatch]:
         RangeTooLargeError: The inputs together are larger than a task may be in this process.
     """
     packed, size = list[pa.RecordBatch](), 0
-    for part in task.ranges:
-        for batch in task.packed(part, reader.records_of(part)):
-            packed.append(batch)
-            size += batch.nbytes
-            if size > task.most_bytes:
-                raise RangeTooLargeError.of(part, task.most_bytes)
-            if batch.column("error").null_count < batch.num_rows:
-                # With a broker that does not answer, each further input would wait as long as this one.
-                return packed
+    with _ComputeTurn(shared=task.sink is not None) as turn:
+        for part in task.ranges:
+            for batch in task.packed(part, turn.left_for(reader.records_of(part))):
+                packed.append(batch)
+                size += batch.nbytes
+                if size > task.most_bytes:
+                    raise RangeTooLargeError.of(part, task.most_bytes)
+                if batch.column("error").null_count < batch.num_rows:
+                    # With a broker that does not answer, each further input would wait as long as this one.
+                    return packed
     return packed
+
+
+class _ComputeTurn:
+    """Lets one thread at a time decode and reduce, while others wait for Kafka and for databases.
+
+    Two threads that compute are no faster than one: they take the interpreter's lock from each other at every
+    call of Arrow, which costs half of a small batch's CPU time (docs/adr/0038). A thread that waits for long
+    computes anyway, because the other one may wait for a schema registry.
+
+    ``shared``: True if the thread also writes to the target meanwhile, and so takes no turn.
+    """
+
+    _lock: ClassVar = threading.Lock()
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
+        self._has_lock = False
+
+    def __enter__(self) -> _ComputeTurn:
+        self._has_lock = not self._shared and self._lock.acquire(timeout=_LONGEST_TURN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_lock:
+            self._has_lock = False
+            self._lock.release()
+
+    def left_for(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields records. Another thread has the turn while they are read."""
+        while True:
+            self.__exit__()
+            try:
+                batch = next(records, None)
+            finally:
+                self.__enter__()
+            if batch is None:
+                return
+            yield batch
 
 
 def _reduced_together(results: LocalResults) -> LocalResults:
