@@ -150,6 +150,19 @@ def test_a_status_is_replaced_by_one_of_the_same_rank_or_a_greater(store: StateS
     assert store.save_status(TableStatus("other", TABLE, "IDLE"))
 
 
+def test_statuses_of_several_tables_are_saved_together(store: StateStore) -> None:
+    # More than the store writes with one statement.
+    many = [TableStatus("shop", TableId("shop", f"t{number:04}"), "IDLE", epoch=1) for number in range(1_200)]
+    store.save_status(replace(many[7], epoch=2))
+    assert store.save_statuses(many) == (many[7],)
+    running = [replace(status, state="RUNNING", batch=1) for status in many]
+    assert store.save_statuses(running[::-1]) == (running[7],)
+    found = [(status.table, status.state, status.rank) for status in store.statuses("shop")]
+    expected = [(status.table, status.state, status.rank) for status in running]
+    assert found == [*expected[:7], (many[7].table, "IDLE", (0, 2, 0)), *expected[8:]]
+    assert store.save_statuses(()) == ()
+
+
 def test_of_many_who_say_at_once_how_a_table_stands_the_greatest_rank_stays(store: StateStore) -> None:
     def say(epoch: int) -> None:
         for batch in range(10):

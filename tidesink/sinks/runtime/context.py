@@ -28,6 +28,7 @@ from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_delet
 from tidesink.sinks.letters.topic import DeadLetters
 from tidesink.sinks.runtime.observers import Heartbeat, Listeners
 from tidesink.sinks.runtime.shared_reads import Topics
+from tidesink.sinks.runtime.status_queue import StatusQueue
 from tidesink.sinks.schema_changes.decisions import PolicyChoices
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import StateStore
@@ -279,6 +280,7 @@ class WorkerContext:
         listeners: The observers of the worker.
         stop: The flag that a stop request sets.
         failures: Current failures of tables and of shared steps.
+        statuses: Saves the statuses of all tables together. None: each table saves its own at once.
         heartbeat: The listener that stores the heartbeat, or None if the worker does not report its end.
         ends: True if the run ends on its own, for example at the end of the topics. Then a table that has
             failed for the time ``retry.for`` is not tried again.
@@ -297,6 +299,7 @@ class WorkerContext:
     listeners: Listeners
     stop: StopFlag
     failures: Failures = field(default_factory=Failures)
+    statuses: StatusQueue | None = None
     heartbeat: Heartbeat | None = None
     ends: bool = False
     clock: Callable[[], float] = time.time

@@ -631,6 +631,11 @@ class KnownColumns:
             self._unkept = _StoredColumns(progress.batch, tuple(sorted(now)))
             self._known = now
 
+    @property
+    def is_kept(self) -> bool:
+        """True if the state store has the columns (``keep``)."""
+        return self._unkept is None
+
     def keep(self) -> None:
         """Store the columns. If the state store does not answer, the next call stores them.
 

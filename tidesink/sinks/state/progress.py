@@ -10,7 +10,7 @@ again with a greater epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -102,6 +102,14 @@ class StateStore(StatusStore, Protocol):
         replaced.
 
         So a worker that lost the table to another worker never overwrites the other worker's status.
+        """
+
+    def save_statuses(self, statuses: Sequence[TableStatus]) -> tuple[TableStatus, ...]:
+        """Replace the statuses of tables of one pipeline, in one transaction, as ``save_status`` does for
+        one.
+
+        ``statuses``: at most one per table. Returns those that were not saved, because the stored status has
+        a greater rank.
         """
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:

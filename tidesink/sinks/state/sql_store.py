@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
@@ -71,6 +71,8 @@ _FOR_GOOD: Final = (
 STORE_VERSION: Final = 1
 # Number of batches in a table's history. Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
+# SQLite takes 999 parameters in a statement (before SQLite 3.32).
+_STATUSES_AT_ONCE: Final = 500
 _LOCK_SECONDS: Final = 30
 _LOCK_PAUSE: Final = 0.02
 
@@ -114,6 +116,11 @@ _status = sa.Table(
     sa.Column("table_name", _NAME, primary_key=True),
     sa.Column("status", _DOCUMENT, nullable=False),
     sa.Column("updated", _TIME, nullable=False),
+)
+_STATUS_UPDATE: Final = (
+    sa.update(_status)
+    .where(_status.c.pipeline == sa.bindparam("of"), _status.c.table_name == sa.bindparam("name"))
+    .values(status=sa.bindparam("text"), updated=sa.bindparam("time"))
 )
 _documents = sa.Table(
     "documents",
@@ -181,23 +188,48 @@ class SqlStateStore:
 
         Returns True if replaced.
         """
-        return _though_another_was_first(partial(self._replace_status, status))
+        return not self.save_statuses((status,))
 
-    def _replace_status(self, status: TableStatus) -> bool:
-        mine = _status_row(status.pipeline, status.table)
-        row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
-        # This UPDATE changes no value, but locks the row, even on SQLite, where a SELECT locks nothing.
-        lock = sa.update(_status).where(mine).values(updated=_status.c.updated)
+    def save_statuses(self, statuses: Sequence[TableStatus]) -> tuple[TableStatus, ...]:
+        """Replace the statuses of tables of one pipeline, in one transaction, unless the stored status of a
+        table has a greater rank.
+
+        Returns the statuses that were not saved.
+        """
+        # Two workers lock the rows in the same order.
+        ordered = sorted(statuses, key=lambda status: _table_key(status.table))
+        return _though_another_was_first(partial(self._replace_statuses, ordered))
+
+    def _replace_statuses(self, statuses: Sequence[TableStatus]) -> tuple[TableStatus, ...]:
+        refused: list[TableStatus] = []
         with self._transaction() as connection:
-            if connection.execute(lock).rowcount == 0:
-                key = {"pipeline": status.pipeline, "table_name": _table_key(status.table)}
-                connection.execute(sa.insert(_status).values(**key, **row))
-                return True
-            held = connection.execute(sa.select(_status).where(mine)).one()
-            if _read_status(status.pipeline, held.status, held.updated).rank > status.rank:
-                return False
-            connection.execute(sa.update(_status).where(mine).values(**row))
-            return True
+            for start in range(0, len(statuses), _STATUSES_AT_ONCE):
+                refused += self._replaced(connection, statuses[start : start + _STATUSES_AT_ONCE])
+        return tuple(refused)
+
+    def _replaced(self, connection: sa.Connection, statuses: Sequence[TableStatus]) -> list[TableStatus]:
+        """Replace statuses. Returns those whose stored status has a greater rank."""
+        pipeline, now = statuses[0].pipeline, datetime.now(timezone.utc)
+        names = [_table_key(status.table) for status in statuses]
+        mine = sa.and_(_status.c.pipeline == pipeline, _status.c.table_name.in_(names))
+        # This UPDATE changes no value, but locks the rows, even on SQLite, where a SELECT locks nothing.
+        connection.execute(sa.update(_status).where(mine).values(updated=_status.c.updated))
+        held = {row.table_name: row for row in connection.execute(sa.select(_status).where(mine))}
+        refused, changed, added = list[TableStatus](), list[dict[str, Any]](), list[dict[str, Any]]()
+        for name, status in zip(names, statuses, strict=True):
+            row = held.get(name)
+            if row is None:
+                key = {"pipeline": pipeline, "table_name": name}
+                added.append({**key, "status": _status_text(status), "updated": now})
+            elif _read_status(pipeline, row.status, row.updated).rank > status.rank:
+                refused.append(status)
+            else:
+                changed.append({"name": name, "text": _status_text(status), "time": now})
+        if changed:
+            connection.execute(_STATUS_UPDATE, [{"of": pipeline, **each} for each in changed])
+        if added:
+            connection.execute(sa.insert(_status), added)
+        return refused
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
         """Returns the status of every table of a pipeline, sorted by table name."""

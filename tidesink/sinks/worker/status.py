@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import structlog
@@ -60,19 +60,25 @@ _LOOKED_AT: Final = 100
 class SavedStatus:
     """Decides if a table's status must be saved again, by comparison with the status that was saved last.
 
-    ``clock``: returns seconds since 1970.
+    ``clock``: returns seconds since 1970. ``has_failure``: True if the saved status shows a failure.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._at = float("-inf")
         self._lag: int | None = None
-        self._has_failure = False
+        self._claim: tuple[int, int] | None = None
+        self.has_failure = False
 
     def saved(self, status: TableStatus) -> None:
         """Record that ``status`` was saved at this time."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
-        self._has_failure = failure_in(status.details) is not None
+        self._claim = status.rank[:2]
+        self.has_failure = failure_in(status.details) is not None
+
+    def is_of_claim(self, status: TableStatus) -> bool:
+        """Return True if the status that was saved last is of the same claim of the table."""
+        return self._claim == status.rank[:2]
 
     def lacks(self, failure: Failure | None) -> bool:
         """Return True if the table's status must be saved again because a failure began, continues or ended.
@@ -81,10 +87,10 @@ class SavedStatus:
         ``failure``: the table's current failure, or None.
         """
         if failure is None:
-            return self._has_failure
+            return self.has_failure
         now = self._clock()
         pause = 0.0 if failure.next_try is None else failure.next_try - now
-        if self._has_failure:
+        if self.has_failure:
             return pause >= AGAIN_SECONDS or not 0 <= now - self._at < AGAIN_SECONDS
         return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
@@ -233,6 +239,8 @@ class ReportedState:
         self._counters = opened.counters
         self._refusal: TidesinkError | None = None
         self._owes_law = False
+        # Life and epoch of a claim that another worker has superseded.
+        self._taken: tuple[int, int] | None = None
         self._saved = SavedStatus(context.failures.clock)
         context.failures.follow(opened.table, self._failure_changed)
 
@@ -290,6 +298,9 @@ class ReportedState:
         if self._table.schema == UNKNOWN_SCHEMA:
             self._context.listeners.hear(TableChanged(self._status()))
             return
+        if self._is_taken and self._holds and state != "FAILING":
+            self.fail(self.taken(), passes=False)
+            return
         # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
         resumed = self._context.noted(
             self._table,
@@ -298,12 +309,48 @@ class ReportedState:
         )
         status = self._status()
         self._context.listeners.hear(TableChanged(status))
+        if resumed and self._may_wait(status):
+            return
         saved = resumed and self._context.noted(
             self._table, lambda: self._save(status), unless="status not saved"
         )
         self._owes_law = saved is None and self._pauses.is_law_broken
-        if saved is False and self._opened.hold is not None and state != "FAILING":
-            self.fail(StaleProgressError(_TAKEN, table=str(self._table)), passes=False)
+        if saved is False and self._holds and state != "FAILING":
+            self.fail(self.taken(), passes=False)
+
+    def _may_wait(self, status: TableStatus) -> bool:
+        """Put a status that shows only progress into the worker's queue, if it has one.
+
+        The first status of each claim is saved at once: a later claim compares its epoch with the stored one.
+        Returns False if the status must be saved at once.
+        """
+        queue, hold = self._context.statuses, self._opened.hold
+        if queue is None or status.state not in ("IDLE", "RUNNING") or failure_in(status.details) is not None:
+            return False
+        is_kept = hold is None or hold.known is None or hold.known.is_kept
+        if not (is_kept and self._saved.is_of_claim(status) and not self._saved.has_failure):
+            return False
+        queue.put(status)
+        return True
+
+    def taken_over(self, status: TableStatus) -> None:
+        """Record that another worker has taken over the table: the state store refused ``status``.
+
+        The next change of the state makes the table FAILING.
+        """
+        self._taken = status.rank[:2]
+
+    def taken(self) -> StaleProgressError:
+        """The error of a table that another worker has taken over."""
+        return StaleProgressError(_TAKEN, table=str(self._table))
+
+    @property
+    def _is_taken(self) -> bool:
+        return self._taken == self._counters.rank[:2]
+
+    @property
+    def _holds(self) -> bool:
+        return self._opened.hold is not None
 
     def fail(self, error: Exception, *, passes: bool) -> None:
         """Set the state to FAILING. ``passes``: True if the error may pass, so that the table is retried."""
@@ -406,7 +453,9 @@ class ReportedState:
     def _save(self, status: TableStatus) -> bool:
         """Save a status of the table; return False if another worker has taken over the table."""
         self._saved.saved(status)
-        saved = self._context.store.save_status(status)
+        queue = self._context.statuses
+        with nullcontext() if queue is None else queue.instead(self._table):
+            saved = self._context.store.save_status(status)
         if saved and self._opened.hold is not None and self._opened.hold.known is not None:
             self._opened.hold.known.keep()
         return saved
