@@ -51,6 +51,7 @@ from tidesink.sinks.runtime.observers import (
     Waiting,
 )
 from tidesink.sinks.runtime.shared_reads import Topics
+from tidesink.sinks.runtime.status_queue import StatusQueue
 from tidesink.sinks.spark.engine import SparkEngine, threads_tagged
 from tidesink.sinks.spark.session import check_spark_settings, session_of, tasks_of
 from tidesink.sinks.state.failures import Failures
@@ -182,7 +183,8 @@ class Worker:
         client that looks up topics' offsets; None for the one in ``context``.
         """
         self._ends = until == "drained" or batches is not None
-        self._context = context = replace(context, ends=self._ends)
+        self._statuses = StatusQueue(context.store)
+        self._context = context = replace(context, ends=self._ends, statuses=self._statuses)
         self._job_tag = f"tidesink-{uuid4()}"
         self._batches = batches
         self._turns = itertools.count(1)
@@ -206,6 +208,9 @@ class Worker:
         if cuts is not None:
             bounds = open_bounds(context, cuts, watermark_of)
             self._cuts = Cuts(context, cuts, bounds)
+        # Tables with something to do that have no slot yet, in their order; of them, those that are only due.
+        self._waiting: list[TableTask] = []
+        self._due: frozenset[TableTask] = frozenset()
         self._gave_overdue = False
         # True if tables had records to read in the last pass, and no slot was free.
         self._is_behind = False
@@ -254,8 +259,18 @@ class Worker:
                 self._cuts.close()
             self._context.topics.release()
 
+    def _save_statuses(self, *, all_now: bool = False) -> None:
+        """Save the statuses that wait (``StatusQueue.save``). A table of another worker becomes FAILING."""
+        for status in self._statuses.save(all_now=all_now):
+            for table_task in self._table_tasks:
+                if table_task.table == status.table:
+                    table_task.status.taken_over(status)
+                    if table_task not in self._busy.values():
+                        table_task.fail(table_task.status.taken())
+
     def _tell_end(self) -> None:
         """Record in the state store that the worker has ended, so that no status announces a retry."""
+        self._save_statuses(all_now=True)
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.status.save_failure()
@@ -301,6 +316,8 @@ class Worker:
         idle = self._idle()
         self._go_on(idle, seen)
         self._tell_opening()
+        ended = self._give_waiting_turns(seen) or ended
+        self._save_statuses()
         moved = self._moves_bound(seen)
         if under_way := self._under_way():
             wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
@@ -416,6 +433,7 @@ class Worker:
         """
         for table_task in idle:
             table_task.rest()
+        self._save_statuses(all_now=True)
         self._tell_idle_patterns()
         # A run until ``drained`` ends when each topic has answered, or has failed for ``retry.for`` seconds.
         ends = self._ends and self._topic_ends.all_answered
@@ -449,17 +467,42 @@ class Worker:
                 due.append(table_task)
             else:
                 table_task.rest()
-        waits = False
-        for table_task in self._fair(ready, due):
+        self._due = frozenset(due)
+        self._waiting = self._fair(ready, due)
+        self._start_waiting(topics)
+
+    def _give_waiting_turns(self, seen: Look | SourceError) -> bool:
+        """Give turns to the tables that wait for a slot, as batches end. Return True if a batch has ended.
+
+        A pass looks at every table, so it costs more than a small batch if there are many. Tables therefore
+        take their turns by the order of one pass, until that pass is ``batch.poll_interval`` old. Then the
+        next pass passes on requests and new offsets.
+        """
+        until, ended = time.monotonic() + self._context.config.batch.poll_interval, False
+        # A cut compares the tables' progress with offsets that are looked up after it.
+        while self._waiting and self._cuts is None and not isinstance(seen, SourceError):
+            left = until - time.monotonic()
+            if left <= 0 or self._context.stop:
+                break
+            wait(self._busy, timeout=min(left, _LOOK_SECONDS), return_when=FIRST_COMPLETED)
+            ended = self._collect() or ended
+            self._start_waiting(seen.found)
+        self._is_behind = bool(self._waiting) and self._cuts is None
+        self._waiting = []
+        return ended
+
+    def _start_waiting(self, topics: Mapping[str, TopicOffsets]) -> None:
+        """Start a batch for each waiting table that gets a slot, in their order."""
+        waiting = list[TableTask]()
+        for table_task in self._waiting:
             if not self._has_slot(table_task):
-                waits = True
+                waiting.append(table_task)
                 continue
-            self._gave_overdue = table_task in due
+            self._gave_overdue = table_task in self._due
             table_task.turn = next(self._turns)
             work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
             self._busy[self._context.spark.thread(work, name=str(table_task.table))] = table_task
-        # A cut compares the tables' progress with offsets that are looked up after it.
-        self._is_behind = waits and self._cuts is None
+        self._waiting = waiting
 
     def _has_slot(self, table_task: TableTask) -> bool:
         """Return True if a table's batch may start now, beside the running ones.

@@ -22,7 +22,15 @@ from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.runtime.context import StopFlag
 from tidesink.sinks.runtime.control import TableControl, change_control
-from tidesink.sinks.runtime.observers import Listeners, LogListener, RunReport, Waiting
+from tidesink.sinks.runtime.observers import (
+    Listeners,
+    LogListener,
+    RunReport,
+    TableChanged,
+    Turned,
+    Waiting,
+    WorkerEvent,
+)
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.run import Pace, Worker, opening_line
@@ -118,6 +126,30 @@ def test_tables_that_wait_for_a_place_need_no_look_each(store: SqlStateStore) ->
     report = Worker(context, until="drained", offsets=looks).run()
     assert {table.table for table in report.tables if table.error} == {*tables}
     assert len(looks.at_work) < len(tables)
+
+
+class _Passes:
+    """Hears the worker: the number of its passes, and the tables that failed in each."""
+
+    def __init__(self) -> None:
+        self.failed = list[list[str]]()
+
+    def hear(self, event: WorkerEvent) -> None:
+        if isinstance(event, Turned):
+            self.failed.append([])
+        elif isinstance(event, TableChanged) and event.status.state == "FAILING":
+            self.failed[-1].append(event.status.table.name)
+
+
+def test_one_pass_gives_a_turn_to_each_table_that_has_records(store: SqlStateStore) -> None:
+    """With one slot, and whatever the number of tables: a pass looks at all of them."""
+    tables = [TableId("shop", f"t{number:02}") for number in range(12)]
+    passes, looks = _Passes(), _Looks(*tables)
+    config = right(changed(FLAT_AVRO, target=HTTP, batch={"max-tables": 1, "poll-interval": "60s"}))
+    context = worker_context(config, store=store, registry=_RefusingAtOnce())
+    Worker(replace(context, listeners=Listeners([passes])), until="drained", offsets=looks).run()
+    assert passes.failed[0] == [table.name for table in tables]
+    assert not any(passes.failed[1:])
 
 
 def test_a_run_does_not_end_by_a_look_before_a_topics_only_table_rested(store: SqlStateStore) -> None:
