@@ -20,7 +20,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -32,7 +32,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from tidesink.errors import SourceError
+from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
 from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits, offset_of
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
@@ -237,6 +237,8 @@ SCHEMA: Final = pa.schema(
 # Maximum number of records per consume call. With so few, their objects stay in the CPU cache (a third of the
 # CPU of 20,000 records).
 _CONSUME_RECORDS: Final = 250
+# Seconds without a record after which a fetch that nobody waits for ends.
+_STOP_SECONDS: Final = 2.0
 _BYTES: Final = pa.binary()
 _FIRST_CONSUME: Final = 64
 _SECOND: Final = itemgetter(1)
@@ -300,28 +302,34 @@ class FetchLimits:
 _DEFAULT_LIMITS: Final = FetchLimits()
 
 
+def _goes_on() -> bool:
+    return False
+
+
 def fetch(
     wanted: FetchRange,
     properties: Mapping[str, Any],
     *,
     limits: FetchLimits = _DEFAULT_LIMITS,
+    is_stopped: Callable[[], bool] = _goes_on,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the records of an offset range in the order of their offsets, with the columns of ``SCHEMA``.
 
     An empty range sends no request. ``wanted.topic_id`` is checked after the last batch, which proves that
     all records are from that topic. ``properties``: client properties of confluent-kafka, with
-    ``bootstrap.servers``.
+    ``bootstrap.servers``. ``is_stopped``: True if nobody waits for the records any more. This is asked while
+    no record arrives.
 
     Raises:
         ConfigError: librdkafka refuses the properties.
         SourceError: The offsets expired, the topic was recreated, or the brokers refuse the request.
-        BrokerUnavailableError: No broker answers within ``limits.silence`` seconds.
+        BrokerUnavailableError: No broker answers within ``limits.silence`` seconds, or before ``is_stopped``.
     """
     if wanted.start >= wanted.end:
         return
     with open_consumer(properties) as opened:
         opened.learn(wanted.topic, time.monotonic())
-        yield from _Batches(opened, wanted, limits).read()
+        yield from _Batches(opened, wanted, limits, is_stopped).read()
         _check_topic(opened, wanted)
 
 
@@ -329,14 +337,20 @@ def fetch(
 class KafkaFetch:
     """The function ``fetch`` with fixed client properties, which may have secrets.
 
-    It is pickled for Spark's tasks.
+    It is pickled for Spark's tasks, without ``is_stopped``: Spark itself ends its tasks.
+
+    ``is_stopped``: True if the worker in this process was stopped.
     """
 
     properties: Mapping[str, Any] = field(repr=False)
+    is_stopped: Callable[[], bool] = field(default=_goes_on, repr=False, compare=False)
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """Yields the records of an offset range as ``fetch`` does, with the columns of ``SCHEMA``."""
-        return fetch(wanted, self.properties)
+        return fetch(wanted, self.properties, is_stopped=self.is_stopped)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KafkaFetch, (self.properties,)
 
 
 def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
@@ -479,8 +493,11 @@ def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
 class _Batches:
     """Reads one offset range with an open consumer, once."""
 
-    def __init__(self, opened: OpenConsumer, wanted: FetchRange, limits: FetchLimits) -> None:
+    def __init__(
+        self, opened: OpenConsumer, wanted: FetchRange, limits: FetchLimits, is_stopped: Callable[[], bool]
+    ) -> None:
         self._opened, self._wanted, self._limits = opened, wanted, limits
+        self._is_stopped, self._answered = is_stopped, time.monotonic()
         self._ask = _FIRST_CONSUME
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -490,7 +507,9 @@ class _Batches:
         reader = RangeReader(self._opened, wanted.topic, bounds, waits)
         parts: list[_Part] = []
         while not reader.is_complete():
-            for part in self._fitting(reader.consume(self._ask)):
+            messages = reader.consume(self._ask)
+            self._check_stop(bool(messages))
+            for part in self._fitting(messages):
                 records, size = records + part.count, size + part.bytes
                 if parts and (records > limits.records or size > limits.bytes):
                     yield _record_batch(parts, wanted)
@@ -498,6 +517,18 @@ class _Batches:
                 parts.append(part)
         if parts:
             yield _record_batch(parts, wanted)
+
+    def _check_stop(self, answered: bool) -> None:
+        """Raise an error if nobody waits for the records, and none has arrived for a while."""
+        now = time.monotonic()
+        if answered:
+            self._answered = now
+        elif now - self._answered >= _STOP_SECONDS and self._is_stopped():
+            raise BrokerUnavailableError(
+                "The worker was stopped while it waited for Kafka. The next worker reads the records.",
+                topic=self._wanted.topic,
+                partition=self._wanted.partition,
+            )
 
     def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
         """Split the messages into parts that each fit into a record batch.

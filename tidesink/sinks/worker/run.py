@@ -622,7 +622,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         closing.callback(close_idle_consumers)
         failures = Failures()
         heartbeat = Heartbeat(store, config.pipeline, failures=failures)
-        fetch = KafkaFetch(config.source.confluent_properties())
+        fetch = KafkaFetch(config.source.confluent_properties(), is_stopped=lambda: bool(stop))
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
         target = target_module(config.target).open_target(config, spark, store)
         closing.callback(target.close)
