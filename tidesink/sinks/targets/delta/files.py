@@ -20,6 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.laws.modes import TO_COLUMN
 from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ReducedBatch, RowFormat
 from tidesink.sinks.targets.delta.file_format import (
@@ -34,6 +35,7 @@ from tidesink.sinks.targets.delta.log import (
     java_sequence,
     reading_error,
     staging_error,
+    stored_version,
     user_metadata,
 )
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
@@ -237,7 +239,7 @@ class FileWriter:
         """
         transaction = plan.transaction
         with self.log.active(), user_metadata(self.session, words):
-            if _stored_version(transaction, application) >= version:
+            if stored_version(transaction, application) >= version:
                 return
             transaction.registerSQLMetrics(self._java_session, self._metrics(staged))
             actions = self._java(staged.actions).appendedAll(self.log.transactions({application: version}))
@@ -248,18 +250,20 @@ class FileWriter:
 
         Errors are ignored, because readers never see these files.
         """
-        jvm: Any = self.session._jvm
         for path in paths:
             with suppress(*SPARK_ERRORS):
                 # The file system of the table's folder, because a local path has no scheme and Hadoop's
                 # default file system may be another one.
                 files = self.log.java().dataPath().getFileSystem(self._hadoop)
-                files.delete(jvm.org.apache.hadoop.fs.Path(path), False)
+                files.delete(self._jvm.org.apache.hadoop.fs.Path(path), False)
 
-    @cached_property
+    @property
+    def _jvm(self) -> Any:
+        return java_names(self.session)
+
+    @property
     def _delta(self) -> Any:
-        jvm: Any = self.session._jvm
-        return jvm.org.apache.spark.sql.delta
+        return self._jvm.org.apache.spark.sql.delta
 
     @property
     def _java_session(self) -> Any:
@@ -267,11 +271,15 @@ class FileWriter:
         return session._jsparkSession
 
     def _java(self, items: Sequence[Any]) -> Any:
-        return java_sequence(self.session._jvm, items)
+        return java_sequence(self._jvm, items)
+
+    @cached_property
+    def _location(self) -> str:
+        return str(self.log.java().dataPath())
 
     @cached_property
     def _root(self) -> str:
-        path = str(self.log.java().dataPath())
+        path = self._location
         return str(local_path(path)) if is_local(path) else path
 
     @property
@@ -284,8 +292,7 @@ class FileWriter:
         """The operation (Java) that the commit records. It is a MERGE, so that Delta detects the conflicts of
         a MERGE.
         """
-        jvm: Any = self.session._jvm
-        none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+        none = getattr(getattr(self._jvm.scala, "None$"), "MODULE$")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
 
     def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
@@ -329,7 +336,7 @@ class FileWriter:
 
     def _storage(self, *, merges: bool) -> Storage | str:
         def look_up() -> Storage | str:
-            return hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
+            return hadoop_storage(self._location, lambda: self._hadoop, self._jvm)
 
         return open_storage(look_up, self._root, merges=merges)
 
@@ -462,8 +469,7 @@ class FileWriter:
 
     def _in_log(self, path: str) -> str:
         """Return a file's path as it is stored in the table's log: a URI, encoded by Hadoop."""
-        jvm: Any = self.session._jvm
-        return str(jvm.org.apache.hadoop.fs.Path(path.removeprefix(f"{self._root}/")).toUri())
+        return str(self._jvm.org.apache.hadoop.fs.Path(path.removeprefix(f"{self._root}/")).toUri())
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
         """Return the actions (Java) that replace a data file's deletion vector.
@@ -476,7 +482,7 @@ class FileWriter:
         """
         if vector["rows"] == int(old.numPhysicalRecords().get()):
             return [old.remove()]
-        jvm: Any = self.session._jvm
+        jvm = self._jvm
         java, none = jvm.java.util.UUID.fromString(number), getattr(getattr(jvm.scala, "None$"), "MODULE$")
         descriptor = self._delta.actions.DeletionVectorDescriptor.onDiskWithRelativePath(
             java, "", vector["size"], vector["rows"], jvm.scala.Some(vector["offset"]), none
@@ -485,15 +491,29 @@ class FileWriter:
         return [both._1(), both._2()]
 
     def _metrics(self, staged: Staged) -> Any:
-        """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them."""
-        jvm: Any = self.session._jvm
-        java_metrics, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
+        """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them.
+
+        Delta reads their values while it commits, so the table's next commit uses them again.
+        """
+        names = tuple(staged.metrics)
+        if names not in self._kept_metrics:
+            jvm, context = self._jvm, self._java_session.sparkContext()
+            create, java_metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric, {}
+            by_name = jvm.java.util.HashMap()
+            for name in names:
+                java_metrics[name] = create(context, name)
+                by_name.put(name, java_metrics[name])
+            same = getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl()
+            scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(by_name).toMap(same)
+            self._kept_metrics[names] = java_metrics, scala
+        java_metrics, scala = self._kept_metrics[names]
         for name, number in staged.metrics.items():
-            metric = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(context, name)
-            metric.set(number)
-            java_metrics.put(name, metric)
-        scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_metrics)
-        return scala.toMap(getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl())
+            java_metrics[name].set(number)
+        return scala
+
+    @cached_property
+    def _kept_metrics(self) -> dict[tuple[str, ...], tuple[dict[str, Any], Any]]:
+        return {}
 
 
 def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
@@ -538,22 +558,6 @@ def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
     return metadata.get("delta.columnMapping.physicalName", field["name"]), metadata.get(
         "delta.columnMapping.id"
     )
-
-
-def _stored_version(transaction: Any, application: str) -> int:
-    """Return the last transaction version that an application committed to the table, or -1 if there is none.
-
-    After this call, the transaction conflicts with each other commit of the application. The version is read
-    from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a Spark
-    job.
-    """
-    checksum = transaction.snapshot().checksumOpt()
-    transactions = checksum.get().setTransactions() if checksum.isDefined() else None
-    if transactions is None or not transactions.isDefined():
-        return int(transaction.txnVersion(application))
-    getattr(transaction.readTxn(), "$plus$eq")(application)
-    entries = (transactions.get().apply(index) for index in range(int(transactions.get().size())))
-    return next((int(entry.version()) for entry in entries if entry.appId() == application), -1)
 
 
 def _may_have(

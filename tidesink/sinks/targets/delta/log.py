@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 
 from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.spark.errors import class_names, is_java, row_not_stored, summary, task_error
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.state.progress import BATCHES_PER_EPOCH
 
 if TYPE_CHECKING:
@@ -48,14 +50,19 @@ class Commit:
     overwrites: bool = False
 
 
+# Spark's active session (Java) of the current thread, inside a block of ``DeltaLog.active``.
+_active: Final[ContextVar[Any]] = ContextVar("active session", default=None)
+
+
 class DeltaLog:
     """The log of the Delta table at ``path``. The table may not exist yet."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
         self._session = session
-        self._jvm: Any = session._jvm
+        self._jvm = java_names(session)
         self._java_session: Any = session._jsparkSession
         self.path = path
+        self._update_defaults: tuple[Any, Any] | None = None
 
     @property
     def exists(self) -> bool:
@@ -154,9 +161,7 @@ class DeltaLog:
             transaction = self.java().startTransaction()
             if read_at is not None and transaction.readVersion() != read_at:
                 return None
-            if (
-                transaction.txnVersion(application) >= version
-            ):  # reading it makes concurrent commits of the application conflict
+            if stored_version(transaction, application) >= version:
                 return None
             operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
             actions = self.transactions({application: version, **(fences or {})})
@@ -177,7 +182,7 @@ class DeltaLog:
         """
         with self.active():
             transaction = self.java().startTransaction()
-            if transaction.txnVersion(application) >= version:
+            if stored_version(transaction, application) >= version:
                 return False
             metadata = _with_property(transaction.metadata(), name, value)
             transaction.updateMetadata(metadata, getattr(transaction, "updateMetadata$default$2")())
@@ -214,12 +219,17 @@ class DeltaLog:
         requires.
         """
         # Delta's transactions read their settings from the active session.
+        if _active.get() is self._java_session:
+            yield
+            return
         sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(self._java_session)
+        active = _active.set(self._java_session)
         try:
             yield
         finally:
+            _active.reset(active)
             if before.isDefined():
                 sessions.setActiveSession(before.get())
             else:
@@ -235,8 +245,9 @@ class DeltaLog:
         """Read the log, and return what ``question`` returns for the table's latest snapshot in Java."""
         with self.active():
             log = self.java()
-            latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
-            return question(latest)
+            if self._update_defaults is None:  # both are None in Scala
+                self._update_defaults = getattr(log, "update$default$2")(), getattr(log, "update$default$3")()
+            return question(log.update(False, *self._update_defaults))
 
     def _first_line(self, version: int) -> str | None:
         log = self.java()
@@ -271,6 +282,22 @@ def _with_property(metadata: Any, name: str, value: str | None) -> Any:
     properties = metadata.configuration()
     reported["configuration"] = properties.removed(name) if value is None else properties.updated(name, value)
     return metadata.copy(*reported.values())
+
+
+def stored_version(transaction: Any, application: str) -> int:
+    """Return the last transaction version that an application committed to the table, or -1 if there is none.
+
+    After this call, the transaction conflicts with each other commit of the application. The version is read
+    from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a Spark
+    job.
+    """
+    checksum = transaction.snapshot().checksumOpt()
+    transactions = checksum.get().setTransactions() if checksum.isDefined() else None
+    if transactions is None or not transactions.isDefined():
+        return int(transaction.txnVersion(application))
+    getattr(transaction.readTxn(), "$plus$eq")(application)
+    entries = (transactions.get().apply(index) for index in range(int(transactions.get().size())))
+    return next((int(entry.version()) for entry in entries if entry.appId() == application), -1)
 
 
 def _file_count(snapshot: Any) -> int:

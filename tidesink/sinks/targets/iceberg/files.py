@@ -21,6 +21,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.laws.modes import TO_COLUMN
 from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ApplyResult, ReducedBatch, RowFormat
 from tidesink.sinks.targets.iceberg.deletes import PositionFiles, Vector, VectorFiles
@@ -279,7 +280,7 @@ class FileWriter:
         if kind == _RESOLVING:
             kind = str(io.ioClass(location).getName())
         if kind == _HADOOP:
-            return hadoop_storage(location, io.getConf(), self.session._jvm)
+            return hadoop_storage(location, io.getConf, java_names(self.session))
         if kind == _S3 and io.credentials().isEmpty():
             return iceberg_storage(location, {str(k): str(v) for k, v in dict(io.properties()).items()})
         return f"only Spark, not Python, can open files with {kind}: {location}"
@@ -296,7 +297,7 @@ class FileWriter:
         if batch.how.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
         tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
-        parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
+        parser = _Deletes(self.table.java.ContentFileParser.toJson, java_names(self.session))
         # Files with the longest lists of deletes first, because the other lists are parts of these
         # (``_Deletes``).
         for scanned, java_deletes in sorted(tasks, key=lambda task: -len(task[1])):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import CommitUnknownError, ConfigError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.spark.errors import class_names, row_not_stored, summary, task_error
+from tidesink.sinks.spark.java_names import java_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,7 +130,7 @@ class JvmTable:
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self._session = session
-        jvm: Any = session._jvm
+        jvm = java_names(session)
         self._types = jvm.org.apache.spark.sql.types
         self.java = jvm.org.apache.iceberg
         self.location = location

@@ -294,24 +294,25 @@ def open_storage(look_up: Callable[[], Storage | str], location: str, *, merges:
     return storage.reason_unreachable(location) or storage
 
 
-def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
+def hadoop_storage(location: str, look_up: Callable[[], Any], jvm: Any) -> Storage | str:
     """Return the storage for a location that Hadoop opens, or a string with the reason why Python cannot open
     it.
 
-    ``configuration``: Hadoop's Java ``Configuration``.
+    ``look_up``: returns Hadoop's Java ``Configuration``. It is asked only if the location does not say where
+        it is. ``jvm``: Java's packages (``java_names``).
 
     Raises:
         StorageError: Hadoop does not return its settings.
     """
     hadoop = jvm.org.apache.hadoop.fs
     named = _SCHEME.match(location)
-    scheme = named[1] if named else str(hadoop.FileSystem.getDefaultUri(configuration).getScheme())
+    scheme = named[1] if named else str(hadoop.FileSystem.getDefaultUri(look_up()).getScheme())
     if scheme == "file":
         return LOCAL
     if named is None or scheme not in S3_SCHEMES:
         return f"only Spark, not Python, can open {scheme} URLs: {location}"
     try:
-        return _s3a_storage(location, hadoop.Path(location).getFileSystem(configuration))
+        return _s3a_storage(location, hadoop.Path(location).getFileSystem(look_up()))
     except SPARK_ERRORS as exc:
         text = f"Hadoop's settings of {location} cannot be looked up ({summary(exc)})"
         raise StorageError(text) from exc
