@@ -60,13 +60,18 @@ def is_executor(pid: int) -> bool:
 
 
 def kill_own_executor(mark: Path) -> None:
-    """Kill the executor that this task runs in, unless one was killed for this mark before."""
+    """Kill the executor that this task runs in, unless one was killed for this mark before.
+
+    The worker itself reads, too: it searches the topic for DDL.
+    """
     if mark.exists():
         return
-    mark.touch()
     pid = os.getppid()
-    while not is_executor(pid):
+    while pid > 1 and not is_executor(pid):
         pid = parent_of(pid)
+    if pid <= 1:
+        return
+    mark.touch()
     os.kill(pid, signal.SIGKILL)
     time.sleep(30)  # its end is ours
 
