@@ -132,12 +132,16 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
             TableId("shop", "a"),
             "IDLE",
             counters={"read": 5, "applied": 5, "filtered_out": 2},
-            details={"left_to_spark": "merged by MERGE: the table has a CHECK constraint"},
+            details={
+                "left_to_spark": "merged by MERGE: the table has a CHECK constraint",
+                "executor": {"name": "spark", "reason": "Spark evaluates the table's filter"},
+            },
         )
     )
     healthy = run("status", str(file))
     assert healthy.exit_code == 0
     assert "shop.a: batches are merged by MERGE: the table has a CHECK constraint" in healthy.stdout
+    assert "shop.a: the last batch ran on Spark: Spark evaluates the table's filter" in healthy.stdout
     assert "shop.a: filtered out: 2 changes of rows that do not satisfy" in healthy.stdout
     store.save_status(
         TableStatus("shop", TableId("shop", "b"), "PAUSED", error="FramingError: x", zero_dates={"d": 3})

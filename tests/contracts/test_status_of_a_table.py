@@ -248,6 +248,8 @@ def test_why_a_lake_is_merged_is_known_until_it_is_not(
     with table.table_task() as first:
         table.take(first, FIRST)
         assert planned() == []
+        ran = _status(table).details["executor"]
+        assert ran["name"] == table.around.config.batch.executor
         sql(bed, f"ALTER TABLE {location} {change}")
         table.take(first, FIRST + 1)
         assert _status(table).details["left_to_spark"] == f"merged by MERGE: {reason}"
@@ -256,6 +258,7 @@ def test_why_a_lake_is_merged_is_known_until_it_is_not(
     with table.table_task() as second:
         table.offer(second, FIRST + 1)
         assert second.state == "IDLE"
+        assert _status(table).details["executor"] == ran
         assert len(planned()) == 1
         sql(bed, f"ALTER TABLE {location} {back}")
         table.take(second, FIRST + 2)

@@ -185,8 +185,15 @@ def stored(path: Path) -> Json:
             {"table": name, "version": version, "progress": _unpacked(text)}
             for name, version, text in history
         ],
-        "status": [{"table": name, "status": _unpacked(text)} for name, text in statuses],
+        "status": [{"table": name, "status": _of_each_executor(text)} for name, text in statuses],
     }
+
+
+def _of_each_executor(text: str) -> Json:
+    """A status without the executor: everything else is the same for each."""
+    status: Json = _unpacked(text)
+    status["details"].pop("executor", None)
+    return status
 
 
 def lake(folder: Path) -> Json:

@@ -705,6 +705,7 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
     remarks += [again_line(entry.details["read_again"])] if "read_again" in entry.details else []
     left = left_to_spark(entry)
     remarks += [f"batches are {left}"] if left else []
+    remarks += _ran_on_spark(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     return [*remarks, *count_remarks(entry, source), *without_row_lines(entry)]
 
@@ -770,6 +771,14 @@ def left_to_spark(entry: TableStatus) -> str:
     from tidesink.sinks.worker.counters import LEFT
 
     return str(entry.details.get(LEFT, ""))
+
+
+def _ran_on_spark(entry: TableStatus) -> list[str]:
+    """Return a line if Spark ran the table's last batch, because such a batch takes half a second or more."""
+    from tidesink.sinks.worker.counters import EXECUTOR
+
+    ran = entry.details.get(EXECUTOR)
+    return [f"the last batch ran on Spark: {ran['reason']}"] if ran and ran["name"] == "spark" else []
 
 
 def _snapshot(entry: TableStatus) -> list[str]:

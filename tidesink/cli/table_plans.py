@@ -54,6 +54,7 @@ from tidesink.sinks.decode.plans import RegisteredSchemas
 from tidesink.sinks.decode.schema_source import TypesFrom
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, NO_STARTS, KafkaOffsets, Starts, TopicOffsets
+from tidesink.sinks.laws.executors import shown_rule
 from tidesink.sinks.laws.modes import kept_shape, routed_shape
 from tidesink.sinks.schema_changes.decisions import possible_rename_of
 from tidesink.sinks.targets import target_module
@@ -934,6 +935,7 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
         "bad-record": settings.bad_record,
         "schema-changes": shown_policies(settings.schema_changes, config, logs=settings.mode == "append"),
         "time-zone": settings.time_zone,
+        "executor": shown_rule(config.batch, has_filter=settings.filter is not None),
         **({"filter": settings.filter} if settings.filter is not None else {}),
         **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),
     }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from tidesink.config.models import BatchSettings
 
 ExecutorName = Literal["local", "spark"]
+HAS_FILTER: Final = "Spark evaluates the table's filter"
 
 
 class Choice(NamedTuple):
-    """An executor, and the reason why it was chosen as a text for the log."""
+    """An executor, and the reason why it was chosen, as a text for the log and for people."""
 
     executor: ExecutorName
     reason: str
@@ -70,3 +71,16 @@ def choose(settings: BatchSettings, size: BatchSize, *, needs_spark: str | None 
     if LocalLimits.of(settings).hold(size):
         return Choice("local", "a small batch")
     return Choice("spark", "the batch is above batch.local-records or batch.local-bytes")
+
+
+def shown_rule(settings: BatchSettings, *, has_filter: bool) -> str:
+    """Returns the rule by which the executor of a table's batches is chosen, as a text for people.
+
+    ``has_filter``: True if the table has a row filter.
+    """
+    if has_filter:
+        return f"spark ({HAS_FILTER})"
+    if settings.executor != "auto":
+        return settings.executor
+    records, size = settings.local_records, settings.local_bytes / 2**20
+    return f"auto (local up to {records:,} records and {size:,.0f} MiB; otherwise spark)"

@@ -13,6 +13,7 @@ from tidesink.events import LOGICAL_BITS, TableId
 from tidesink.sinks.jobs.base import BatchOutcome
 from tidesink.sinks.kafka.compaction import CaughtUp
 from tidesink.sinks.laws.counts import Account, Filtered
+from tidesink.sinks.laws.executors import Choice
 from tidesink.sinks.runtime.context import WorkerContext
 from tidesink.sinks.runtime.control import PLACE
 from tidesink.sinks.state.progress import Progress, Rank, TableStatus
@@ -22,6 +23,8 @@ _log = structlog.get_logger("tidesink.worker")
 _TOMBSTONES: Final = "tombstones"
 # Key in a status's details: why the last batch into a lake was written by a Spark job and not by the tasks.
 LEFT: Final = "left_to_spark"
+# Key in a status's details: the executor that ran the last batch with records, and why.
+EXECUTOR: Final = "executor"
 _WARNED: Final = (
     "Rows were applied with a warning. The log has the reason and the first such row of each batch. Compare "
     "the table with the source (`tidesink diff`). If the rows' checksums do not match, set source.checksum: "
@@ -35,8 +38,8 @@ class TableCounters:
 
     ``run``: counts of this run. ``total``: counts of all runs. ``batch``, ``commit_ts``: number and commit_ts
     of the last batch. ``place``: the table's location at the target. ``life``, ``epoch``: identify the worker
-    that has claimed the table (``TableStatus``). ``caught_up``: when the table was last at the end of a
-    compacted topic.
+    that has claimed the table (``TableStatus``). ``ran``: the executor of the last batch with records, with
+    the reason. ``caught_up``: when the table was last at the end of a compacted topic.
     """
 
     def __init__(self) -> None:
@@ -50,6 +53,7 @@ class TableCounters:
         self.place = ""
         self.life, self.epoch = 0, 0
         self.caught_up = CaughtUp()
+        self.ran: Choice | None = None
         self._left = ""
         self._tombstones: Mapping[str, Any] = {}
         self._held = self._resumed = False
@@ -92,6 +96,8 @@ class TableCounters:
         self.batch, self.commit_ts = status.batch, status.commit_ts
         self.place = str(status.details.get(PLACE, ""))
         self._left = str(status.details.get(LEFT, ""))
+        ran = status.details.get(EXECUTOR)
+        self.ran = None if ran is None else Choice(ran["name"], ran["reason"])
         self._tombstones = status.details.get(_TOMBSTONES) or {}
         self.caught_up = CaughtUp.known(status.details)
         self._known = status.rank
@@ -129,6 +135,10 @@ class TableCounters:
         the last batch with rows, or if the target is not a lake (Delta or Iceberg).
         """
         return {LEFT: self._left} if self._left else {}
+
+    def executed(self) -> dict[str, Any]:
+        """Return the executor of the last batch with records, as a detail of the table's status."""
+        return {} if self.ran is None else {EXECUTOR: {"name": self.ran.executor, "reason": self.ran.reason}}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
         """Return the result of the last removal of old tombstones, as a detail of the table's status.

@@ -183,6 +183,7 @@ class StatusDocuments:
                 **passed(progress, topic, counters.filtered),
                 **shown_target(config, opened.table),
                 **counters.left(),
+                **counters.executed(),
                 **counters.forgotten(opened.tombstones),
                 **(counters.caught_up.as_detail() if self._reading.compaction else {}),
                 **self._snapshot.details(progress),

@@ -28,15 +28,15 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.jobs.base import BatchOutcome, Hold, Job, ReadingJob, Services
 from tidesink.sinks.jobs.changes import Changes
-from tidesink.sinks.jobs.executor import SparkExecutor
-from tidesink.sinks.jobs.local import LocalExecutor
+from tidesink.sinks.jobs.executor import SparkExecutor, TaskResults
+from tidesink.sinks.jobs.local import LocalExecutor, LocalResults
 from tidesink.sinks.jobs.run import applied_event, run_batch
 from tidesink.sinks.kafka.offsets import (
     TopicOffsets,
     is_other_topic,
     topic_deleted,
 )
-from tidesink.sinks.laws.executors import BatchSize, Choice, choose
+from tidesink.sinks.laws.executors import HAS_FILTER, BatchSize, Choice, choose
 from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
@@ -66,7 +66,7 @@ _RESTART: Final = "restart the worker (`tidesink run`)"
 class BatchRunner:
     """Runs the batches of one table, with retries, and takes their outcomes.
 
-    ``batches``: number of batches in this run.
+    ``batches``: number of batches in this run. ``chosen``: the executor that was chosen for the last batch.
     """
 
     context: WorkerContext
@@ -75,6 +75,7 @@ class BatchRunner:
     status: ReportedState
     snapshot: Snapshot
     batches: int = 0
+    chosen: Choice | None = None
 
     def begin(self, records: int, *, left: int) -> bool:
         """Set the state to RUNNING and announce the next batch to the listeners.
@@ -108,6 +109,7 @@ class BatchRunner:
         assert opened.decoding is not None  # noqa: S101  (opened before)
         spark, choice = SparkExecutor(opened.session), self.choice(job.plan.records, job)
         _log.debug("executor", table=str(opened.table), executor=choice.executor, reason=choice.reason)
+        self.chosen = choice
         executor = LocalExecutor(lambda: spark) if choice.executor == "local" else spark
         return Services(self.context, opened.decoding, opened.settings, executor)
 
@@ -117,7 +119,7 @@ class BatchRunner:
         if job is not None and not isinstance(job, Changes):
             needs_spark = "Spark tasks read the source database"
         elif self.opened.settings.filter is not None:
-            needs_spark = "Spark evaluates the table's filter"
+            needs_spark = HAS_FILTER
         size = BatchSize(records, self.reading.size.estimate)
         return choose(self.context.config.batch, size, needs_spark=needs_spark)
 
@@ -133,6 +135,8 @@ class BatchRunner:
             opened.take(outcome)
             self.reading.took(outcome)
             opened.counters.add(outcome)
+            if outcome.results is not None:
+                opened.counters.ran = self._ran(outcome.results)
             self.context.listeners.hear(applied_event(opened.table, outcome))
         if outcome.pending:
             self.status.pause(outcome.pending)
@@ -142,6 +146,13 @@ class BatchRunner:
         else:
             self.status.change("RUNNING")
         self.context.failpoints.reach("reported")
+
+    def _ran(self, results: TaskResults) -> Choice | None:
+        """Return the executor that ran a batch's tasks, and why."""
+        is_local = isinstance(results, LocalResults)
+        if self.chosen is not None and self.chosen.executor == "local" and not is_local:
+            return Choice("spark", "only Spark could read the batch, which was larger than expected")
+        return self.chosen
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.config.models import BatchSettings
-from tidesink.sinks.laws.executors import BatchSize, choose
+from tidesink.sinks.laws.executors import BatchSize, choose, shown_rule
 
 AUTO = BatchSettings.model_validate({"local-records": 100, "local-bytes": 1_000})
 
@@ -35,3 +35,11 @@ def test_tasks_that_only_spark_can_run_stay_there_and_the_reason_says_why() -> N
         "spark",
         "the table has a filter",
     )
+
+
+def test_the_rule_is_shown_with_its_limits() -> None:
+    assert shown_rule(BatchSettings(), has_filter=False) == (
+        "auto (local up to 10,000 records and 32 MiB; otherwise spark)"
+    )
+    assert shown_rule(BatchSettings(executor="spark"), has_filter=False) == "spark"
+    assert shown_rule(BatchSettings(), has_filter=True) == "spark (Spark evaluates the table's filter)"
