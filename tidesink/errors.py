@@ -81,6 +81,13 @@ def with_table(text: str, table: object) -> str:
     return _NAMELESS.sub(lambda match: f"{match[1]}{name}", text)
 
 
+class StopRequestedError(Exception):
+    """A stop was requested while a step waited. The batch is abandoned without a commit; nothing is lost.
+
+    This is not a ``TidesinkError``, because nothing failed.
+    """
+
+
 class TidesinkError(Exception):
     """The base of tidesink's own errors, which report what happened, where, and what to do next.
 

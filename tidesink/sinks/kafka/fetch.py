@@ -32,7 +32,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from tidesink.errors import BrokerUnavailableError, SourceError
+from tidesink.errors import SourceError, StopRequestedError
 from tidesink.kafka_client import SILENT, OpenClient, librdkafka_settings, open_client
 from tidesink.sinks.kafka.consume import AssignedConsumer, OffsetBounds, RangeReader, ReadLimits, offset_of
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
@@ -323,7 +323,8 @@ def fetch(
     Raises:
         ConfigError: librdkafka refuses the properties.
         SourceError: The offsets expired, the topic was recreated, or the brokers refuse the request.
-        BrokerUnavailableError: No broker answers within ``limits.silence`` seconds, or before ``is_stopped``.
+        BrokerUnavailableError: No broker answers within ``limits.silence`` seconds.
+        StopRequestedError: ``is_stopped``, and no broker has answered for some seconds.
     """
     if wanted.start >= wanted.end:
         return
@@ -497,7 +498,8 @@ class _Batches:
         self, opened: OpenConsumer, wanted: FetchRange, limits: FetchLimits, is_stopped: Callable[[], bool]
     ) -> None:
         self._opened, self._wanted, self._limits = opened, wanted, limits
-        self._is_stopped, self._answered = is_stopped, time.monotonic()
+        self._is_stopped = is_stopped
+        self._silent_since: float | None = None
         self._ask = _FIRST_CONSUME
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -519,16 +521,14 @@ class _Batches:
             yield _record_batch(parts, wanted)
 
     def _check_stop(self, answered: bool) -> None:
-        """Raise an error if nobody waits for the records, and none has arrived for a while."""
+        """Raise StopRequestedError if nobody waits for the records, and none has arrived for a while."""
         now = time.monotonic()
         if answered:
-            self._answered = now
-        elif now - self._answered >= _STOP_SECONDS and self._is_stopped():
-            raise BrokerUnavailableError(
-                "The worker was stopped while it waited for Kafka. The next worker reads the records.",
-                topic=self._wanted.topic,
-                partition=self._wanted.partition,
-            )
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= _STOP_SECONDS and self._is_stopped():
+            raise StopRequestedError
 
     def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
         """Split the messages into parts that each fit into a record batch.

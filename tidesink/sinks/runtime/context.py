@@ -21,7 +21,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from tenacity.wait import wait_exponential, wait_random
 
 from tidesink.config import Config
-from tidesink.errors import ConfigError, TidesinkError
+from tidesink.errors import ConfigError, StopRequestedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_deleted
@@ -175,10 +175,6 @@ class Cooldown:
 
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class StopRequestedError(Exception):
-    """A stop was requested while a step waited. The batch is abandoned without a commit; nothing is lost."""
 
 
 class StopFlag:

@@ -22,6 +22,7 @@ from tidesink.errors import (
     ContextValue,
     SourceError,
     SourceUnavailableError,
+    StopRequestedError,
     TidesinkError,
     ValueNotStoredError,
     error_text,
@@ -177,12 +178,13 @@ def raised_local_errors() -> Iterator[None]:
 
     Raises:
         TidesinkError: The task raised this error.
+        StopRequestedError: The task ended because of a stop.
         SourceUnavailableError: This machine ran out of resources (``passing_failure``).
         SourceError: The task failed because of a fault in its code.
     """
     try:
         yield
-    except TidesinkError:
+    except (TidesinkError, StopRequestedError):
         raise
     except TaskError as exc:
         raise task_error(exc) or _fault_error(exc) from exc

@@ -196,7 +196,6 @@ class SqlStateStore:
 
         Returns the statuses that were not saved.
         """
-        # Two workers lock the rows in the same order.
         ordered = sorted(statuses, key=lambda status: _table_key(status.table))
         return _though_another_was_first(partial(self._replace_statuses, ordered))
 
@@ -212,9 +211,12 @@ class SqlStateStore:
         pipeline, now = statuses[0].pipeline, datetime.now(timezone.utc)
         names = [_table_key(status.table) for status in statuses]
         mine = sa.and_(_status.c.pipeline == pipeline, _status.c.table_name.in_(names))
-        # This UPDATE changes no value, but locks the rows, even on SQLite, where a SELECT locks nothing.
-        connection.execute(sa.update(_status).where(mine).values(updated=_status.c.updated))
-        held = {row.table_name: row for row in connection.execute(sa.select(_status).where(mine))}
+        if connection.dialect.name == "sqlite":
+            # This UPDATE changes no value, but locks the file. SQLite has no SELECT that locks.
+            connection.execute(sa.update(_status).where(mine).values(updated=_status.c.updated))
+        # Two workers lock the rows in the same order.
+        wanted = sa.select(_status).where(mine).order_by(_status.c.table_name).with_for_update()
+        held = {row.table_name: row for row in connection.execute(wanted)}
         refused, changed, added = list[TableStatus](), list[dict[str, Any]](), list[dict[str, Any]]()
         for name, status in zip(names, statuses, strict=True):
             row = held.get(name)

@@ -22,7 +22,7 @@ import structlog
 
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
-from tidesink.errors import SourceError, SparkEndedError, TidesinkError
+from tidesink.errors import SourceError, SparkEndedError, StopRequestedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.source import KafkaSource
@@ -36,7 +36,6 @@ from tidesink.sinks.runtime.context import (
     Failpoints,
     RetryPolicy,
     StopFlag,
-    StopRequestedError,
     WorkerContext,
     signals_kept,
     stop_on_signals,
@@ -51,7 +50,7 @@ from tidesink.sinks.runtime.observers import (
     Waiting,
 )
 from tidesink.sinks.runtime.shared_reads import Topics
-from tidesink.sinks.runtime.status_queue import StatusQueue
+from tidesink.sinks.runtime.status_queue import PAUSE_SECONDS, StatusQueue
 from tidesink.sinks.spark.engine import SparkEngine, threads_tagged
 from tidesink.sinks.spark.session import check_spark_settings, session_of, tasks_of
 from tidesink.sinks.state.failures import Failures
@@ -261,16 +260,23 @@ class Worker:
 
     def _save_statuses(self, *, all_now: bool = False) -> None:
         """Save the statuses that wait (``StatusQueue.save``). A table of another worker becomes FAILING."""
-        for status in self._statuses.save(all_now=all_now):
-            for table_task in self._table_tasks:
-                if table_task.table == status.table:
-                    table_task.status.taken_over(status)
-                    if table_task not in self._busy.values():
-                        table_task.fail(table_task.status.taken())
+        try:
+            refused = self._statuses.save(all_now=all_now)
+        except TidesinkError as exc:
+            _log.warning("statuses not saved", error=str(exc))
+            return
+        tables = {status.table: status for status in refused}
+        for table_task in [task for task in self._table_tasks if task.table in tables]:
+            must_stop = table_task.status.taken_over(tables[table_task.table])
+            if must_stop and table_task not in self._busy.values():
+                table_task.fail(table_task.status.taken())
 
     def _tell_end(self) -> None:
         """Record in the state store that the worker has ended, so that no status announces a retry."""
-        self._save_statuses(all_now=True)
+        try:
+            self._context.retry().call(lambda: self._statuses.save(all_now=True))
+        except (TidesinkError, StopRequestedError) as exc:
+            _log.warning("statuses not saved", error=str(exc))
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.status.save_failure()
@@ -320,7 +326,10 @@ class Worker:
         self._save_statuses()
         moved = self._moves_bound(seen)
         if under_way := self._under_way():
-            wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            pause = self._context.config.batch.poll_interval
+            if self._statuses.has_waiting:
+                pause = min(pause, PAUSE_SECONDS)
+            wait(under_way, timeout=pause, return_when=FIRST_COMPLETED)
             return True
         if moved:
             return True
@@ -482,11 +491,15 @@ class Worker:
         # A cut compares the tables' progress with offsets that are looked up after it.
         while self._waiting and self._cuts is None and not isinstance(seen, SourceError):
             left = until - time.monotonic()
-            if left <= 0 or self._context.stop:
+            # If only large batches wait while a slot is free, small ones must not wait for them.
+            if left <= 0 or self._has_room:
                 break
             wait(self._busy, timeout=min(left, _LOOK_SECONDS), return_when=FIRST_COMPLETED)
+            if self._context.stop:
+                break
             ended = self._collect() or ended
             self._start_waiting(seen.found)
+            self._save_statuses()
         self._is_behind = bool(self._waiting) and self._cuts is None
         self._waiting = []
         return ended
@@ -509,12 +522,16 @@ class Worker:
 
         Large batches do not take all slots, so that small ones need not wait for them.
         """
-        most, busy = self._context.config.batch.max_tables, self._busy.values()
-        if most is not None:
-            return len(busy) < most
-        if len(busy) >= _AT_ONCE:
+        if not self._has_room:
             return False
-        return not table_task.is_large or sum(task.is_large for task in busy) < _LARGE_AT_ONCE
+        if self._context.config.batch.max_tables is not None or not table_task.is_large:
+            return True
+        return sum(task.is_large for task in self._busy.values()) < _LARGE_AT_ONCE
+
+    @property
+    def _has_room(self) -> bool:
+        """True if fewer tables are at work than may be."""
+        return len(self._busy) < (self._context.config.batch.max_tables or _AT_ONCE)
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
         """Return True if a table must read and commit watermarks again.
@@ -547,14 +564,17 @@ class Worker:
         tasks without a batch so far come before all others, by lag. So a table waits for at most one batch of
         each other table, no matter how much the others have to read or how often they fail.
 
-        ``due``: tasks that have only watermarks to commit. They come last. But if one is long overdue, it
-        comes first in every second pass, so that its offsets advance even if others always have records.
+        ``due``: tasks that have only watermarks to commit. They come last. But those that
+        are long overdue get every second turn, so that their offsets advance even if others always have
+        records.
         """
         ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.reading.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
-        if due and not self._gave_overdue and self._is_due(due[0], _MOST_INTERVALS):
-            return [due[0], *ready, *due[1:]]
-        return [*ready, *due]
+        overdue = [table_task for table_task in due if self._is_due(table_task, _MOST_INTERVALS)]
+        first, second = (ready, overdue) if self._gave_overdue else (overdue, ready)
+        pairs = itertools.zip_longest(first, second)
+        in_turn = [table_task for pair in pairs for table_task in pair if table_task is not None]
+        return [*in_turn, *due[len(overdue) :]]
 
     def _collect(self) -> bool:
         """Remove ended batches from the list of running batches. Return True if a batch has ended."""

@@ -46,6 +46,8 @@ _TAKEN: Final = (
 # Key in a status's details: Kafka's timestamp of the oldest unapplied record, in ms since 1970.
 OLDEST: Final = "oldest_unapplied"
 LAG: Final = "lag"
+# Details by which commands decide if a request contradicts what the worker does.
+_DECISIVE: Final = ("snapshot", "read_again", PLACE)
 # A failure that lasts less than this many seconds is not saved.
 SAVE_SECONDS: Final = 1.0
 # If retries follow each other in less than this many seconds, the status is saved once per interval.
@@ -67,18 +69,18 @@ class SavedStatus:
         self._clock = clock
         self._at = float("-inf")
         self._lag: int | None = None
-        self._claim: tuple[int, int] | None = None
+        self._decisive: tuple[object, ...] | None = None
         self.has_failure = False
 
     def saved(self, status: TableStatus) -> None:
         """Record that ``status`` was saved at this time."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
-        self._claim = status.rank[:2]
+        self._decisive = _decisive(status)
         self.has_failure = failure_in(status.details) is not None
 
-    def is_of_claim(self, status: TableStatus) -> bool:
-        """Return True if the status that was saved last is of the same claim of the table."""
-        return self._claim == status.rank[:2]
+    def lacks_only_progress(self, status: TableStatus) -> bool:
+        """Return True if ``status`` differs from the saved one only by what nobody decides by."""
+        return self._decisive == _decisive(status)
 
     def lacks(self, failure: Failure | None) -> bool:
         """Return True if the table's status must be saved again because a failure began, continues or ended.
@@ -97,6 +99,17 @@ class SavedStatus:
     def lacks_lag(self, lag: int) -> bool:
         """Return True if the status of a paused or failing table must be saved because its lag changed."""
         return lag != self._lag and not 0 <= self._clock() - self._at < LAG_SECONDS
+
+
+def _decisive(status: TableStatus) -> tuple[object, ...]:
+    """Return the parts of a status by which commands and later workers decide, or which nobody else has.
+
+    These are: the claim, with which a later claim compares its own; snapshots and rewinds, which commands
+    must not contradict; dead letters and warnings, which a killed worker must not lose.
+    """
+    details = {name: status.details.get(name) for name in _DECISIVE}
+    letters = status.counters.get("dead_lettered", 0)
+    return status.rank[:2], details, letters, status.warnings
 
 
 class OldestRecords:
@@ -322,24 +335,25 @@ class ReportedState:
     def _may_wait(self, status: TableStatus) -> bool:
         """Put a status that shows only progress into the worker's queue, if it has one.
 
-        The first status of each claim is saved at once: a later claim compares its epoch with the stored one.
         Returns False if the status must be saved at once.
         """
         queue, hold = self._context.statuses, self._opened.hold
         if queue is None or status.state not in ("IDLE", "RUNNING") or failure_in(status.details) is not None:
             return False
         is_kept = hold is None or hold.known is None or hold.known.is_kept
-        if not (is_kept and self._saved.is_of_claim(status) and not self._saved.has_failure):
+        if not (is_kept and self._saved.lacks_only_progress(status) and not self._saved.has_failure):
             return False
         queue.put(status)
         return True
 
-    def taken_over(self, status: TableStatus) -> None:
+    def taken_over(self, status: TableStatus) -> bool:
         """Record that another worker has taken over the table: the state store refused ``status``.
 
-        The next change of the state makes the table FAILING.
+        The next change of the state makes the table FAILING. Returns True if the table is open under that
+        claim, so that it must not go on.
         """
         self._taken = status.rank[:2]
+        return self._is_taken and self._holds
 
     def taken(self) -> StaleProgressError:
         """The error of a table that another worker has taken over."""

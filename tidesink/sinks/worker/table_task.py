@@ -21,6 +21,7 @@ import structlog
 from tidesink.errors import (
     ConfigError,
     SchemaRefusedError,
+    StopRequestedError,
     TidesinkError,
     ValueOutOfRangeError,
     type_change_way,
@@ -37,7 +38,7 @@ from tidesink.sinks.kafka.offsets import (
     topic_deleted,
 )
 from tidesink.sinks.laws.executors import HAS_FILTER, BatchSize, Choice, choose
-from tidesink.sinks.runtime.context import RetryPolicy, StopRequestedError, WorkerContext, may_pass
+from tidesink.sinks.runtime.context import RetryPolicy, WorkerContext, may_pass
 from tidesink.sinks.runtime.control import Pauses, TableControl
 from tidesink.sinks.runtime.observers import BatchStarted, TableReport
 from tidesink.sinks.snapshots.parts import (
@@ -80,8 +81,9 @@ class BatchRunner:
     def begin(self, records: int, *, left: int) -> bool:
         """Set the state to RUNNING and announce the next batch to the listeners.
 
-        Returns False if another worker has taken over the table. ``records``: number of records in the batch.
-        ``left``: number of records in the topic after the batch.
+        Returns False if another worker has taken over the table, as far as its status shows.
+
+        ``records``: number of records in the batch. ``left``: number of records in the topic after the batch.
         """
         self.status.change("RUNNING")
         if self.status.state != "RUNNING":

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Final
 
-from tidesink.errors import SourceError
+from tidesink.errors import SourceError, StopRequestedError
 from tidesink.events import Event, Message
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look
 from tidesink.sinks.kafka.watermarks import codec_of
-from tidesink.sinks.runtime.context import StopRequestedError, WorkerContext, may_pass
+from tidesink.sinks.runtime.context import WorkerContext, may_pass
 from tidesink.sinks.worker.discovery import TableTasks
 
 # While tables wait for a free slot, the look-ups take at most one of so many seconds.

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
-from tidesink.errors import RegistryError, RegistryUnavailableError
+from tidesink.errors import RegistryError, RegistryUnavailableError, StopRequestedError
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema, subject
 from tidesink.sinks.decode.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
-from tidesink.sinks.runtime.context import RetryPolicy, StopFlag, StopRequestedError
+from tidesink.sinks.runtime.context import RetryPolicy, StopFlag
 
 
 def _schemas(

@@ -20,7 +20,7 @@ from tests.unit.config.samples import CANAL_JSON, right
 from tests.unit.sinks.worker.bed import worker_context
 from tests.worker_contexts import no_fetch
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import BrokerUnavailableError, SourceError
+from tidesink.errors import BrokerUnavailableError, SourceError, StopRequestedError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.jobs.base import BatchOutcome, BatchPlan, Hold, Reduction, Settled, next_progress
@@ -34,7 +34,7 @@ from tidesink.sinks.laws import counts as batch_counts
 from tidesink.sinks.laws.bound import topic_after
 from tidesink.sinks.laws.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.letters.topic import Chosen
-from tidesink.sinks.runtime.context import StopRequestedError, may_pass
+from tidesink.sinks.runtime.context import may_pass
 from tidesink.sinks.runtime.control import NOTHING_ASKED, Pauses, RewindControl
 from tidesink.sinks.runtime.shared_reads import TableRecords, Topics
 from tidesink.sinks.schema_changes.decisions import SettledNames

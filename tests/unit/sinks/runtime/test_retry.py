@@ -12,10 +12,11 @@ from tidesink.errors import (
     RegistryUnavailableError,
     SourceUnavailableError,
     StateStoreError,
+    StopRequestedError,
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.runtime.context import Cooldown, RetryPolicy, StopFlag, StopRequestedError
+from tidesink.sinks.runtime.context import Cooldown, RetryPolicy, StopFlag
 
 
 class _Flaky:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ class _Store(SqlStateStore):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.path = url
         self.saves = list[Sequence[TableStatus]]()
         self.is_silent = False
 
@@ -92,7 +95,11 @@ def test_statuses_wait_on_while_the_state_store_is_silent(store: _Store) -> None
     queue.put(FIRST)
     queue.put(SECOND)
     store.is_silent = True
-    assert queue.save() == ()
+    with pytest.raises(StateStoreError, match="no answer"):
+        queue.save()
+    assert queue.has_waiting
+    with pytest.raises(StateStoreError, match="no answer"), queue.instead(SECOND.table):
+        store.save_statuses((SECOND,))
     queue.put(replace(FIRST, state="IDLE"))
     store.is_silent = False
     queue.save(all_now=True)
@@ -107,3 +114,19 @@ def test_a_status_of_a_table_that_another_worker_has_taken_is_returned(store: _S
     assert queue.save() == (FIRST,)
     assert [status.rank for status in store.statuses("shop")] == [(0, 2, 0), (0, 1, 0)]
     assert queue.save(all_now=True) == ()
+
+
+def test_a_damaged_status_does_not_hold_back_those_of_other_tables(store: _Store) -> None:
+    store.save_status(FIRST)
+    store.save_status(SECOND)
+    damage = "UPDATE table_status SET status = '{' WHERE table_name = '[\"shop\", \"first\"]'"
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        assert connection.execute(damage).rowcount == 1
+    queue = StatusQueue(store)
+    queue.put(FIRST)
+    queue.put(replace(SECOND, state="RUNNING"))
+    assert queue.save() == ()
+    stored = store.status_of("shop", SECOND.table)
+    assert stored is not None
+    assert stored.state == "RUNNING"
+    assert not queue.has_waiting
