@@ -17,6 +17,7 @@ from tests.full import FULL, each
 from tests.s3_server import FOLDER, REGION, S3Bucket
 from tests.sessions import hadoop_settings
 from tidesink.errors import StaleProgressError
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.targets.base import ApplyHooks
 from tidesink.sinks.targets.delta.table import DeltaTable
 from tidesink.sinks.targets.iceberg.table import IcebergTable
@@ -208,7 +209,7 @@ def test_what_python_would_do_otherwise_is_left_to_spark(
 ) -> None:
     here = S3Bucket(s3_endpoint)
     here.known_to(spark, **{setting: value})
-    found = hadoop_storage(f"s3a://{here.name}/lake", hadoop_settings(spark), spark._jvm)
+    found = hadoop_storage(f"s3a://{here.name}/lake", lambda: hadoop_settings(spark), java_names(spark))
     assert found == f"fs.s3a.{setting} is set for s3a://{here.name}/lake"
 
 
@@ -218,7 +219,7 @@ def test_a_bucket_is_opened_as_hadoop_opens_it(spark: SparkSession, s3_endpoint:
     provider = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
     here.known_to(spark, **{"aws.credentials.provider": provider, "session.token": "the-token"})
     place = f"s3a://{here.name}/{FOLDER}"
-    found = hadoop_storage(place, hadoop_settings(spark), spark._jvm)
+    found = hadoop_storage(place, lambda: hadoop_settings(spark), java_names(spark))
     assert found == Storage(here.bucket(session_token="the-token"))
     assert isinstance(found, Storage)
     assert found.holds(f"{place}/a.parquet")
