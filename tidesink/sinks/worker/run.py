@@ -7,7 +7,6 @@ run in parallel, each in its table's own Spark session.
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +58,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
+from tidesink.sinks.worker.slots import Slots
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.sinks.worker.topic_ends import TopicEnds
 
@@ -71,19 +71,12 @@ _log = structlog.get_logger("tidesink.worker")
 # Seconds that a worker waits for running batches after a stop, before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
-# Maximum number of tables that are processed at once, unless ``batch.max-tables`` is set. More threads would
-# compete for the interpreter's lock (docs/adr/0038).
-_AT_ONCE: Final = 4
-# How many of them may have large batches. More would not be faster: one keeps all cores busy.
-_LARGE_AT_ONCE: Final = 2
 # Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
 # Maximum number of seconds between two of these lines.
 _MOST_PAUSE: Final = 30.0
 # The JVM's connections break a moment before its process ends.
 _JVM_END_SECONDS: Final = 2.0
-# A table whose watermarks were not read for this many intervals is preferred for every second batch.
-_MOST_INTERVALS: Final = 10
 # The input that decides if a task has work: topic offsets, users' requests, bound, and end offsets.
 _Settled = tuple[TopicOffsets | None, TableControl, int | None, Mapping[int, int] | None]
 # Modules that the tasks of a snapshot import, in addition to those of every batch.
@@ -186,13 +179,12 @@ class Worker:
         self._context = context = replace(context, ends=self._ends, statuses=self._statuses)
         self._job_tag = f"tidesink-{uuid4()}"
         self._batches = batches
-        self._turns = itertools.count(1)
         self._heartbeat = context.heartbeat or Heartbeat(
             context.store, context.config.pipeline, failures=context.failures
         )
         self._requests = Requests(context.store, context.config.pipeline)
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
-        self._busy: dict[Future[None], TableTask] = {}
+        self._slots = Slots(context)
         self._topic_ends = TopicEnds(context, offsets or context.brokers, self._table_tasks)
         # Tasks that had no work when they were last asked, with the input of that answer.
         self._settled: dict[TableTask, _Settled] = {}
@@ -207,10 +199,6 @@ class Worker:
         if cuts is not None:
             bounds = open_bounds(context, cuts, watermark_of)
             self._cuts = Cuts(context, cuts, bounds)
-        # Tables with something to do that have no slot yet, in their order; of them, those that are only due.
-        self._waiting: list[TableTask] = []
-        self._due: frozenset[TableTask] = frozenset()
-        self._gave_overdue = False
         # True if tables had records to read in the last pass, and no slot was free.
         self._is_behind = False
         self._abandoned = False
@@ -267,9 +255,9 @@ class Worker:
             return
         tables = {status.table: status for status in refused}
         for table_task in [task for task in self._table_tasks if task.table in tables]:
-            must_stop = table_task.status.taken_over(tables[table_task.table])
-            if must_stop and table_task not in self._busy.values():
-                table_task.fail(table_task.status.taken())
+            must_stop = table_task.status.takeover.note(tables[table_task.table])
+            if must_stop and table_task not in self._slots.busy.values():
+                table_task.fail(table_task.status.takeover.error())
 
     def _tell_end(self) -> None:
         """Record in the state store that the worker has ended, so that no status announces a retry."""
@@ -314,11 +302,11 @@ class Worker:
         self._context.listeners.hear(Turned())
         self._requests.look()
         self._table_tasks.collect()
-        self._collect()
+        self._slots.collect()
         was_behind = self._is_behind
         seen = self._topic_ends.look(recent=was_behind)
         # Other tables may use the free slots at once. Only the end of the run must wait for another pass.
-        ended = self._collect()
+        ended = self._slots.collect()
         idle = self._idle()
         self._go_on(idle, seen)
         self._tell_opening()
@@ -344,7 +332,7 @@ class Worker:
         if not self._pace.is_due(self.opening_seconds):
             return
         tables = list(self._table_tasks)
-        opening = [table_task.table for table_task in self._busy.values() if table_task.is_opening]
+        opening = [table_task.table for table_task in self._slots.busy.values() if table_task.is_opening]
         if opening:
             done = sum(table_task.opened.was_opened for table_task in tables)
             what = opening_line(opening, done, len(tables))
@@ -363,7 +351,7 @@ class Worker:
         if self._cuts is None or isinstance(seen, SourceError):
             return False
         try:
-            return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
+            return self._cuts.turn(list(self._table_tasks), list(self._slots.busy.values()), seen)
         except TidesinkError as exc:
             # The tables wait at their bound, and the next pass tries again.
             _log.warning("cuts cannot be looked at", error=str(exc))
@@ -472,13 +460,12 @@ class Worker:
                 self._settled[table_task] = topics.get(table_task.topic), asked, *limits
             elif table_task not in quiet:
                 ready.append(table_task)
-            elif self._is_due(table_task) or table_task.reading.owes_commit:
+            elif self._slots.is_due(table_task) or table_task.reading.owes_commit:
                 due.append(table_task)
             else:
                 table_task.rest()
-        self._due = frozenset(due)
-        self._waiting = self._fair(ready, due)
-        self._start_waiting(topics)
+        self._slots.wait_for(ready, due)
+        self._slots.start(topics)
 
     def _give_waiting_turns(self, seen: Look | SourceError) -> bool:
         """Give turns to the tables that wait for a slot, as batches end. Return True if a batch has ended.
@@ -489,61 +476,23 @@ class Worker:
         """
         until, ended = time.monotonic() + self._context.config.batch.poll_interval, False
         # A cut compares the tables' progress with offsets that are looked up after it.
-        while self._waiting and self._cuts is None and not isinstance(seen, SourceError):
+        while self._slots.waiting and self._cuts is None and not isinstance(seen, SourceError):
             left = until - time.monotonic()
             # If only large batches wait while a slot is free, small ones must not wait for them.
-            if left <= 0 or self._has_room:
+            if left <= 0 or self._slots.has_room:
                 break
-            wait(self._busy, timeout=min(left, _LOOK_SECONDS), return_when=FIRST_COMPLETED)
+            wait(self._slots.busy, timeout=min(left, _LOOK_SECONDS), return_when=FIRST_COMPLETED)
             if self._context.stop:
                 break
-            ended = self._collect() or ended
-            self._start_waiting(seen.found)
+            ended = self._slots.collect() or ended
+            self._slots.start(seen.found)
             self._save_statuses()
-        self._is_behind = bool(self._waiting) and self._cuts is None
-        self._waiting = []
+        self._is_behind = bool(self._slots.waiting) and self._cuts is None
+        self._slots.waiting.clear()
         return ended
 
-    def _start_waiting(self, topics: Mapping[str, TopicOffsets]) -> None:
-        """Start a batch for each waiting table that gets a slot, in their order."""
-        waiting = list[TableTask]()
-        for table_task in self._waiting:
-            if not self._has_slot(table_task):
-                waiting.append(table_task)
-                continue
-            self._gave_overdue = table_task in self._due
-            table_task.turn = next(self._turns)
-            work = partial(table_task.work, topics.get(table_task.topic), passes=not self._ends)
-            self._busy[self._context.spark.thread(work, name=str(table_task.table))] = table_task
-        self._waiting = waiting
-
-    def _has_slot(self, table_task: TableTask) -> bool:
-        """Return True if a table's batch may start now, beside the running ones.
-
-        Large batches do not take all slots, so that small ones need not wait for them.
-        """
-        if not self._has_room:
-            return False
-        if self._context.config.batch.max_tables is not None or not table_task.is_large:
-            return True
-        return sum(task.is_large for task in self._busy.values()) < _LARGE_AT_ONCE
-
-    @property
-    def _has_room(self) -> bool:
-        """True if fewer tables are at work than may be."""
-        return len(self._busy) < (self._context.config.batch.max_tables or _AT_ONCE)
-
-    def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
-        """Return True if a table must read and commit watermarks again.
-
-        This is the case if its last batch ended ``intervals`` times ``batch.watermark-interval`` ago. A run
-        that ends by itself, such as until ``drained``, does not wait for new watermarks.
-        """
-        interval = self._context.config.batch.watermark_interval
-        return not self._ends and table_task.rested >= intervals * interval
-
     def _idle(self) -> list[TableTask]:
-        busy = {id(table_task) for table_task in self._busy.values()}
+        busy = {id(table_task) for table_task in self._slots.busy.values()}
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
@@ -557,38 +506,10 @@ class Worker:
             return False
         return table_task.has_work(offsets)
 
-    def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
-        """Return the tasks in the order in which they get a batch.
-
-        ``ready``: tasks with records to read. The task whose last batch was started longest ago comes first;
-        tasks without a batch so far come before all others, by lag. So a table waits for at most one batch of
-        each other table, no matter how much the others have to read or how often they fail.
-
-        ``due``: tasks that have only watermarks to commit. They come last. But those that
-        are long overdue get every second turn, so that their offsets advance even if others always have
-        records.
-        """
-        ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.reading.lag))
-        due = sorted(due, key=lambda table_task: -table_task.rested)
-        overdue = [table_task for table_task in due if self._is_due(table_task, _MOST_INTERVALS)]
-        first, second = (ready, overdue) if self._gave_overdue else (overdue, ready)
-        pairs = itertools.zip_longest(first, second)
-        in_turn = [table_task for pair in pairs for table_task in pair if table_task is not None]
-        return [*in_turn, *due[len(overdue) :]]
-
-    def _collect(self) -> bool:
-        """Remove ended batches from the list of running batches. Return True if a batch has ended."""
-        ended = [future for future in self._busy if future.done()]
-        for future in ended:
-            del self._busy[future]
-            # A task handles the failures of its table. An exception here is a bug of the worker.
-            future.result()
-        return bool(ended)
-
     def _under_way(self) -> set[Future[None]]:
         """Return the futures of running batches and look-ups."""
         look_ups = self._table_tasks.look_ups
-        return {*self._busy} if look_ups is None else {*self._busy, look_ups}
+        return {*self._slots.busy} if look_ups is None else {*self._slots.busy, look_ups}
 
     def _late(self) -> set[Future[None]]:
         """Wait for running batches and look-ups, and return the futures that have not finished.
@@ -608,13 +529,13 @@ class Worker:
         self._table_tasks.end_look_ups()
         late = self._late()
         # Cancelled look-ups are not reported: the next worker repeats them.
-        if tables := [str(self._busy[future].table) for future in late if future in self._busy]:
+        if tables := [str(self._slots.busy[future].table) for future in late if future in self._slots.busy]:
             self._abandoned = True
             _log.warning("batches abandoned", tables=tables)
         while late:  # repeated, because a batch may start its next Spark job after a cancellation
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)
-        self._collect()
+        self._slots.collect()
 
 
 @contextmanager

@@ -231,6 +231,30 @@ class StatusDocuments:
         return tuple(dict.fromkeys(with_table(warning, opened.table) for warning in warnings))
 
 
+class Takeover:
+    """Remembers the claim of a table that another worker has superseded, as the state store has shown."""
+
+    def __init__(self, opened: OpenTable) -> None:
+        """Create it for a table that nobody has taken over."""
+        self._opened = opened
+        # Life and epoch of the superseded claim.
+        self._claim: tuple[int, int] | None = None
+
+    def note(self, status: TableStatus) -> bool:
+        """Record that the state store refused a status of the table. Returns ``is_noted``."""
+        self._claim = status.rank[:2]
+        return self.is_noted
+
+    @property
+    def is_noted(self) -> bool:
+        """True if the table is open under a superseded claim, so that it must not go on."""
+        return self._opened.hold is not None and self._claim == self._opened.counters.rank[:2]
+
+    def error(self) -> StaleProgressError:
+        """Returns the error of a table that another worker has taken over."""
+        return StaleProgressError(_TAKEN, table=str(self._opened.table))
+
+
 class ReportedState:
     """The state of one table. Each change is saved in the table's status and reported to the listeners.
 
@@ -238,6 +262,7 @@ class ReportedState:
         state: The table's state, as in its status: IDLE, RUNNING, PAUSED or FAILING.
         error: Why the table is paused or failing, or None.
         cooldown: The wait before the retry, after a failure that may pass.
+        takeover: Knows if another worker has taken over the table.
     """
 
     def __init__(self, context: WorkerContext, opened: OpenTable, documents: StatusDocuments) -> None:
@@ -253,8 +278,7 @@ class ReportedState:
         self._counters = opened.counters
         self._refusal: TidesinkError | None = None
         self._owes_law = False
-        # Life and epoch of a claim that another worker has superseded.
-        self._taken: tuple[int, int] | None = None
+        self.takeover = Takeover(opened)
         self._saved = SavedStatus(context.failures.clock)
         context.failures.follow(opened.table, self._failure_changed)
 
@@ -312,8 +336,8 @@ class ReportedState:
         if self._table.schema == UNKNOWN_SCHEMA:
             self._context.listeners.hear(TableChanged(self._status()))
             return
-        if self._is_taken and self._holds and state != "FAILING":
-            self.fail(self.taken(), passes=False)
+        if self.takeover.is_noted and state != "FAILING":
+            self.fail(self.takeover.error(), passes=False)
             return
         # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
         resumed = self._context.noted(
@@ -329,8 +353,8 @@ class ReportedState:
             self._table, lambda: self._save(status), unless="status not saved"
         )
         self._owes_law = saved is None and self._pauses.is_law_broken
-        if saved is False and self._holds and state != "FAILING":
-            self.fail(self.taken(), passes=False)
+        if saved is False and self._opened.hold is not None and state != "FAILING":
+            self.fail(self.takeover.error(), passes=False)
 
     def _may_wait(self, status: TableStatus) -> bool:
         """Put a status that shows only progress into the worker's queue, if it has one.
@@ -345,27 +369,6 @@ class ReportedState:
             return False
         queue.put(status)
         return True
-
-    def taken_over(self, status: TableStatus) -> bool:
-        """Record that another worker has taken over the table: the state store refused ``status``.
-
-        The next change of the state makes the table FAILING. Returns True if the table is open under that
-        claim, so that it must not go on.
-        """
-        self._taken = status.rank[:2]
-        return self._is_taken and self._holds
-
-    def taken(self) -> StaleProgressError:
-        """The error of a table that another worker has taken over."""
-        return StaleProgressError(_TAKEN, table=str(self._table))
-
-    @property
-    def _is_taken(self) -> bool:
-        return self._taken == self._counters.rank[:2]
-
-    @property
-    def _holds(self) -> bool:
-        return self._opened.hold is not None
 
     def fail(self, error: Exception, *, passes: bool) -> None:
         """Set the state to FAILING. ``passes``: True if the error may pass, so that the table is retried."""

@@ -34,6 +34,7 @@ from tidesink.sinks.runtime.observers import (
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.run import Pace, Worker, opening_line
+from tidesink.sinks.worker.slots import Slots
 from tidesink.sinks.worker.table_task import TableTask
 
 FIRST, SECOND, THIRD = (TableId("shop", name) for name in ("first", "second", "third"))
@@ -280,12 +281,12 @@ def _task(turn: int, rested: float, *, lag: int = 1) -> TableTask:
 
 def test_a_table_waits_for_one_turn_of_each_other(store: SqlStateStore) -> None:
     """Also where the others are new, and have long topics to read."""
-    worker = Worker(worker_context(right(changed(CANAL_JSON, target=HTTP)), store=store), offsets=_Looks())
+    slots = Slots(worker_context(right(changed(CANAL_JSON, target=HTTP)), store=store))
     old = _task(7, 0)
     tables = [old, *(_task(0, 0, lag=10**6 + at) for at in range(3))]
     order = []
     for turn in range(8, 16):
-        first = worker._fair(tables, [])[0]
+        first = slots.in_order(tables, [])[0]
         first.turn = turn
         order.append(tables.index(first))
     assert order == [3, 2, 1, 0] * 2
@@ -293,20 +294,23 @@ def test_a_table_waits_for_one_turn_of_each_other(store: SqlStateStore) -> None:
 
 def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStateStore) -> None:
     config = right(changed(CANAL_JSON, target=HTTP, batch={"watermark-interval": "1m"}))
-    worker = Worker(worker_context(config, store=store), offsets=_Looks())
+    slots = Slots(worker_context(config, store=store))
     busy, new, early, due, long_due = (_task(9, 0), _task(1, 0), _task(1, 59), _task(1, 60), _task(2, 61))
-    assert [worker._is_due(one) for one in (early, due)] == [False, True]
-    assert worker._fair([busy, new], [due, long_due]) == [new, busy, long_due, due]
+    assert [slots.is_due(one) for one in (early, due)] == [False, True]
+    assert slots.in_order([busy, new], [due, long_due]) == [new, busy, long_due, due]
     # However busy others are, what is overdue has every second turn.
     overdue = _task(1, 600)
-    assert worker._fair([busy], [due, overdue]) == [overdue, busy, due]
-    worker._gave_overdue = True
-    assert worker._fair([busy], [due, overdue]) == [busy, overdue, due]
+    assert slots.in_order([busy], [due, overdue]) == [overdue, busy, due]
+    slots.gave_overdue = True
+    assert slots.in_order([busy], [due, overdue]) == [busy, overdue, due]
+    # Also within one pass, which gives a turn to each.
+    later = _task(1, 601)
+    assert slots.in_order([busy, new], [overdue, later]) == [new, later, busy, overdue]
 
 
 def test_a_run_to_the_end_leaves_watermarks_that_came_meanwhile(store: SqlStateStore) -> None:
-    around = worker_context(right(changed(CANAL_JSON, target=HTTP)), store=store)
-    assert not Worker(around, until="drained", offsets=_Looks())._is_due(_task(1, 1e9))
+    context = worker_context(right(changed(CANAL_JSON, target=HTTP)), store=store)
+    assert not Slots(replace(context, ends=True)).is_due(_task(1, 1e9))
 
 
 def test_progress_lines_become_rarer() -> None:

@@ -242,7 +242,9 @@ class FileWriter:
             if stored_version(transaction, application) >= version:
                 return
             transaction.registerSQLMetrics(self._java_session, self._metrics(staged))
-            actions = self._java(staged.actions).appendedAll(self.log.transactions({application: version}))
+            actions = java_sequence(self._jvm, staged.actions).appendedAll(
+                self.log.transactions({application: version})
+            )
             transaction.commit(actions, self._operation)
 
     def discard(self, paths: Iterable[str]) -> None:
@@ -270,9 +272,6 @@ class FileWriter:
         session: Any = self.session
         return session._jsparkSession
 
-    def _java(self, items: Sequence[Any]) -> Any:
-        return java_sequence(self._jvm, items)
-
     @cached_property
     def _location(self) -> str:
         return str(self.log.java().dataPath())
@@ -293,7 +292,7 @@ class FileWriter:
         a MERGE.
         """
         none = getattr(getattr(self._jvm.scala, "None$"), "MODULE$")
-        return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
+        return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[java_sequence(self._jvm, [])] * 3)
 
     def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
         transaction = self.log.java().startTransaction()
@@ -428,7 +427,7 @@ class FileWriter:
                 return files.get()
             if most is not None and number > most:
                 return f"the table has {number:,} files"
-        return self._java(snapshot.allFiles().collectAsList())
+        return java_sequence(self._jvm, snapshot.allFiles().collectAsList())
 
     def _staged(
         self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
