@@ -59,6 +59,11 @@ class StaticClass:
         return member
 
 
+def scala_object(package: Any, name: str) -> Any:
+    """Returns a Scala object, such as ``None``, by its name in a package."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
 def java_names(session: SparkSession) -> Any:
     """Returns the packages of a session's JVM: ``java_names(session).java.util.ArrayList()``."""
     jvm: Any = session._jvm

@@ -30,6 +30,7 @@ import structlog
 
 from tidesink.errors import ConfigError, SparkEndedError
 from tidesink.sinks.spark.daemon import import_modules
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.spark.jvm import (
     JavaRuntime,
     Progress,
@@ -796,7 +797,7 @@ def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
 
     if frame.sparkSession is session:
         return frame
-    jvm: Any = session._jvm
     plan = frame._jdf.logicalPlan()
-    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    datasets = java_names(session).org.apache.spark.sql.classic.Dataset
+    rows = datasets.ofRows(session._jsparkSession, plan)
     return ClassicFrame(rows, session)

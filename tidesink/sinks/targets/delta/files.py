@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.laws.modes import TO_COLUMN
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.spark.java_names import java_names
+from tidesink.sinks.spark.java_names import java_names, scala_object
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyOptions, ReducedBatch, RowFormat
 from tidesink.sinks.targets.delta.file_format import (
@@ -108,6 +108,16 @@ _CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
 # Types of partition columns that need a MERGE, because their texts in the log are not exact.
 _UNFIT_PARTITIONS: Final = ("float", "double", "binary")
 _COMPRESSION: Final = "spark.sql.parquet.compression.codec"
+# The operation metrics of a MERGE.
+_METRICS: Final = (
+    "numSourceRows",
+    "operationNumSourceRows",
+    "numTargetRowsInserted",
+    "numTargetRowsUpdated",
+    "numTargetRowsDeleted",
+    "numTargetRowsCopied",
+    "numOutputRows",
+)
 # If a commit's checksum does not list the files, a Spark job reads them, and all pass through the driver. A
 # table with more files needs a MERGE then.
 _MOST_FILES: Final = 20_000
@@ -291,7 +301,7 @@ class FileWriter:
         """The operation (Java) that the commit records. It is a MERGE, so that Delta detects the conflicts of
         a MERGE.
         """
-        none = getattr(getattr(self._jvm.scala, "None$"), "MODULE$")
+        none = scala_object(self._jvm.scala, "None")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[java_sequence(self._jvm, [])] * 3)
 
     def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
@@ -482,7 +492,7 @@ class FileWriter:
         if vector["rows"] == int(old.numPhysicalRecords().get()):
             return [old.remove()]
         jvm = self._jvm
-        java, none = jvm.java.util.UUID.fromString(number), getattr(getattr(jvm.scala, "None$"), "MODULE$")
+        java, none = jvm.java.util.UUID.fromString(number), scala_object(jvm.scala, "None")
         descriptor = self._delta.actions.DeletionVectorDescriptor.onDiskWithRelativePath(
             java, "", vector["size"], vector["rows"], jvm.scala.Some(vector["offset"]), none
         )
@@ -490,29 +500,25 @@ class FileWriter:
         return [both._1(), both._2()]
 
     def _metrics(self, staged: Staged) -> Any:
-        """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them.
-
-        Delta reads their values while it commits, so the table's next commit uses them again.
-        """
-        names = tuple(staged.metrics)
-        if names not in self._kept_metrics:
-            jvm, context = self._jvm, self._java_session.sparkContext()
-            create, java_metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric, {}
-            by_name = jvm.java.util.HashMap()
-            for name in names:
-                java_metrics[name] = create(context, name)
-                by_name.put(name, java_metrics[name])
-            same = getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl()
-            scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(by_name).toMap(same)
-            self._kept_metrics[names] = java_metrics, scala
-        java_metrics, scala = self._kept_metrics[names]
+        """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them."""
+        metrics, scala = self._java_metrics
         for name, number in staged.metrics.items():
-            java_metrics[name].set(number)
+            metrics[name].set(number)
         return scala
 
     @cached_property
-    def _kept_metrics(self) -> dict[tuple[str, ...], tuple[dict[str, Any], Any]]:
-        return {}
+    def _java_metrics(self) -> tuple[Mapping[str, Any], Any]:
+        """Spark's metrics (Java) of a commit by name, and the same as a Scala map.
+
+        Delta reads their values while it commits, so each commit of the table can use them.
+        """
+        jvm, context = self._jvm, self._java_session.sparkContext()
+        create = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric
+        metrics, by_name = {name: create(context, name) for name in _METRICS}, jvm.java.util.HashMap()
+        for name, metric in metrics.items():
+            by_name.put(name, metric)
+        scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(by_name)
+        return metrics, scala.toMap(scala_object(jvm.scala, "$less$colon$less").refl())
 
 
 def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
@@ -522,15 +528,8 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
     inserted, updated, deleted = result.inserted, result.updated + marked, result.deleted - marked
     if counts.versions is not None:
         inserted, updated, deleted = counts.versions.rows
-    return {
-        "numSourceRows": source,
-        "operationNumSourceRows": source,
-        "numTargetRowsInserted": inserted,
-        "numTargetRowsUpdated": updated,
-        "numTargetRowsDeleted": deleted,
-        "numTargetRowsCopied": 0,
-        "numOutputRows": counts.rows,
-    }
+    numbers = source, source, inserted, updated, deleted, 0, counts.rows
+    return dict(zip(_METRICS, numbers, strict=True))
 
 
 def _columns(

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 
 from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.spark.errors import class_names, is_java, row_not_stored, summary, task_error
-from tidesink.sinks.spark.java_names import java_names
+from tidesink.sinks.spark.java_names import java_names, scala_object
 from tidesink.sinks.state.progress import BATCHES_PER_EPOCH
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class DeltaLog:
                 return None
             if stored_version(transaction, application) >= version:
                 return None
-            operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
+            operation = scala_object(package, "DeltaOperations$EmptyCommit")
             actions = self.transactions({application: version, **(fences or {})})
             with user_metadata(self._session, metadata):
                 return int(transaction.commit(actions, operation))

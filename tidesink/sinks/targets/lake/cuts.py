@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from tidesink.errors import TargetError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
+from tidesink.sinks.spark.java_names import java_names
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.targets.cuts import NAME, CutTable, tag_prefix
 from tidesink.sinks.targets.lake.merge import rows_that_live
@@ -279,7 +280,7 @@ def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str 
 
     ``encoded``: True if the names are URIs.
     """
-    jvm: Any = session._jvm
+    jvm = java_names(session)
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path
     paths = ((name, path_of(jvm.java.net.URI(name) if encoded else name)) for name in files)
