@@ -208,25 +208,31 @@ class _ComputeTurn:
         self._has_lock = False
 
     def __enter__(self) -> _ComputeTurn:
-        self._has_lock = not self._shared and self._lock.acquire(timeout=_LONGEST_TURN)
+        self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._has_lock:
-            self._has_lock = False
-            self._lock.release()
+        self._end()
 
     def left_for(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields records. Another thread has the turn while they are read."""
         while True:
-            self.__exit__()
+            self._end()
             try:
                 batch = next(records, None)
             finally:
-                self.__enter__()
+                self._begin()
             if batch is None:
                 return
             yield batch
+
+    def _begin(self) -> None:
+        self._has_lock = not self._shared and self._lock.acquire(timeout=_LONGEST_TURN)
+
+    def _end(self) -> None:
+        if self._has_lock:
+            self._has_lock = False
+            self._lock.release()
 
 
 def _reduced_together(results: LocalResults) -> LocalResults:

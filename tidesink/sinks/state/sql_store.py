@@ -219,16 +219,15 @@ class SqlStateStore:
         held = {row.table_name: row for row in connection.execute(wanted)}
         refused, changed, added = list[TableStatus](), list[dict[str, Any]](), list[dict[str, Any]]()
         for name, status in zip(names, statuses, strict=True):
-            row = held.get(name)
+            row, text = held.get(name), _status_text(status)
             if row is None:
-                key = {"pipeline": pipeline, "table_name": name}
-                added.append({**key, "status": _status_text(status), "updated": now})
+                added.append({"pipeline": pipeline, "table_name": name, "status": text, "updated": now})
             elif _read_status(pipeline, row.status, row.updated).rank > status.rank:
                 refused.append(status)
             else:
-                changed.append({"name": name, "text": _status_text(status), "time": now})
+                changed.append({"of": pipeline, "name": name, "text": text, "time": now})
         if changed:
-            connection.execute(_STATUS_UPDATE, [{"of": pipeline, **each} for each in changed])
+            connection.execute(_STATUS_UPDATE, changed)
         if added:
             connection.execute(sa.insert(_status), added)
         return refused

@@ -353,7 +353,7 @@ class ReportedState:
             self._table, lambda: self._save(status), unless="status not saved"
         )
         self._owes_law = saved is None and self._pauses.is_law_broken
-        if saved is False and self._opened.hold is not None and state != "FAILING":
+        if saved is False and self.takeover.note(status) and state != "FAILING":
             self.fail(self.takeover.error(), passes=False)
 
     def _may_wait(self, status: TableStatus) -> bool:
